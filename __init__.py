@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .clients.artifacts.prefetch import start_early as _start_early
+from .clients.settings import wants_programs as _wants_programs
 from .clients.settings import wants_trace as _wants_trace
 from .compiler import VERSION as __version__  # noqa: N811
 
@@ -54,8 +55,22 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _backend() -> Any:
+    """The back end, with as few imports as a start without tracing needs."""
+    from .clients.artifacts import load
+
+    load.preload()
+    with load.collector.paused():
+        from .clients.backend import torchrelay
+    return torchrelay
+
+
 if _wants_trace():
     from .clients.reports.run_report import process_report as _process_report
 
     _process_report().begin_trace()
+if _wants_programs():
+    from .compiler.torch_internals.dynamo import early_backend as _early_backend
+
+    _early_backend.register("torchrelay", _backend)
 _start_early()

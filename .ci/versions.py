@@ -70,7 +70,7 @@ def tested(python: Path, *arguments: str, **environment: str) -> Row:
     torch, version = said.stdout.split()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [python, "-m", "pytest", "--ignore=tests/gpu", f"--junitxml={report}", *arguments]
+        command = [str(python), "-m", "pytest", "--ignore=tests/gpu", f"--junitxml={report}", *arguments]
         status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
         if not report.exists():
             return Row(torch, version, "", f"pytest ended with status {status}", "")

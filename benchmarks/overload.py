@@ -1,7 +1,7 @@
-"""One gateway at twice its capacity: what each namespace gets, what is turned away and how, and what stays flat.
+"""A service at twice its capacity: what each namespace gets, what is turned away and how, and what stays flat.
 
-A real uvicorn in its own process and a real Redis on this machine. Compiling takes a fixed time on a fixed number of
-slots (the pool's own, workers/scheduling/slot_queue.py, hands them out), so that the capacity is known. Three
+Three gateways behind one port, two dispatchers and a Redis, in processes of their own on this machine. Workers are
+simulated: compiling takes a fixed time on a fixed number of slots, so that the capacity is known. Three
 namespaces ask for graphs that nobody has compiled, at 1.2, 0.5 and 0.3 times that capacity, and for one that is
 cached; every fourth compile is followed to its end and fetched. Shares are compared with the max-min fair ones:
 nobody gets less than an equal part unless it asks for less.
@@ -13,36 +13,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gateway
 import httpx2
 import msgspec
 from support import verdicts
-from support.local_redis import redis_server
-from torchrelay.compiler.api import compiles
+from support.scale_service import Service, Setting, running_service
 from torchrelay.compiler.request import codec, schema
-from torchrelay.service.base.settings import ServiceSettings
-from torchrelay.service.gateway.server import create_server
-from torchrelay.workers.messages import ForkServerReady
-from torchrelay.workers.scheduling.slot_queue import Slot, SlotQueue
 
-SLOTS = 4
+GATEWAYS, DISPATCHERS = 3, 2
+SLOTS = 2
+"""Of each dispatcher."""
 COMPILE_SECONDS = 0.2
 QUEUE = 48
 DEMAND = {"large": 1.2, "middle": 0.5, "small": 0.3}
@@ -63,48 +56,6 @@ SLACK_FILES = 32
 MISSES = ("200", "202", "429")
 
 
-class SlottedPool(gateway.RandomPool):
-    """Compiles nothing, on a few slots, for a while each."""
-
-    def __init__(self) -> None:
-        self._slots = SlotQueue()
-        for index in range(SLOTS):
-            slot = Slot(SimpleNamespace(id="benchmark", host="here"), "cpu", index)
-            slot.ready = ForkServerReady(
-                pid=0, toolchain=gateway.TOOLCHAIN, target=gateway.TARGET, jobs_dir=""
-            )
-            slot.state = "idle"
-            self._slots.all["benchmark", "cpu", index] = slot
-
-    def on_change(self, call: Callable[[], None]) -> None:
-        self._slots.on_change = call
-
-    def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
-        return self._slots.room(toolchain, target)
-
-    async def compile(
-        self,
-        request_bytes: bytes,
-        *,
-        key: str,
-        namespace: str,
-        toolchain: schema.Toolchain,
-        target: schema.Target,
-        deadline_seconds: float,
-        on_progress: Callable[[compiles.Stage, str], None],
-        on_query: object,
-    ) -> bytes:
-        slot = await self._slots.take(
-            namespace, toolchain, target, lambda ahead: on_progress("queued", f"{ahead} ahead")
-        )
-        try:
-            on_progress("inductor", "")
-            await asyncio.sleep(COMPILE_SECONDS)
-            return gateway.unsigned(key, ARTIFACT_BYTES)
-        finally:
-            self._slots.give_back(slot)
-
-
 @dataclass
 class Seen:
     """What one namespace met. `misses`, `hits`: answers by status; `early`: 429 without a Retry-After."""
@@ -117,39 +68,15 @@ class Seen:
     offered: float = 0.0
 
 
-def body_of(size: int) -> bytes:
-    """A small request; another size is another key."""
+def body_of(number: int) -> bytes:
+    """A small request; another number is another key."""
     nodes = [
         schema.Node("placeholder", "", []),
-        schema.Node("call_function", "_operator.add", [schema.Ref(0), schema.Ref(0)]),
+        schema.Node("call_function", "_operator.add", [schema.Ref(0), number]),
         schema.Node("output", "", [schema.TupleArg([schema.Ref(1)])]),
     ]
-    return codec.pack_request(msgspec.structs.replace(gateway.graph(size), graph=schema.Graph(nodes)))
-
-
-@contextlib.contextmanager
-def running(folder: Path, redis_port: int) -> Iterator[tuple[str, int]]:
-    """The gateway in a process of its own; yields its URL and process id."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {
-        "redis_url": f"redis://127.0.0.1:{redis_port}",
-        "state_dir": str(folder / "state"),
-        "token": gateway.TOKEN,
-        "port": port,
-        "log_level": "error",
-        "max_queued": QUEUE,
-        "cache_limit_bytes": CACHE_BYTES,
-        "retry_after_seconds": 1,
-        "progress_ttl_seconds": 30,
-    }
-    process = subprocess.Popen([sys.executable, __file__, "--serve", json.dumps(settings)])
-    try:
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    request = gateway.graph(ARTIFACT_BYTES)
+    return codec.pack_request(msgspec.structs.replace(request, graph=schema.Graph(nodes)))
 
 
 class Team:
@@ -165,7 +92,7 @@ class Team:
         self._step = len(DEMAND)
         self._rate = rate
         self._asking: set[asyncio.Task[None]] = set()
-        self._known = body_of(1_000_000_000 + place)
+        self._known = body_of(-place)
         self.seen = Seen()
 
     async def prepare(self) -> None:
@@ -231,24 +158,27 @@ class Team:
         return "fetched" if answer.status_code == 200 else str(answer.status_code)
 
 
-def process_size(pid: int) -> tuple[int, int]:
-    """Resident bytes and open files of a process (Linux)."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+def size(pids: Sequence[int]) -> tuple[int, int]:
+    """Resident bytes and open files of processes together (Linux)."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return pages * os.sysconf("SC_PAGE_SIZE"), sum(
+        len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids
+    )
 
 
-async def watch(pid: int, seconds: float) -> list[dict[str, float]]:
+async def watch(pids: Sequence[int], seconds: float) -> list[dict[str, float]]:
     began, samples = time.monotonic(), []
     for turn in range(SAMPLES + 1):
         await asyncio.sleep(max(0.0, began + turn * seconds / SAMPLES - time.monotonic()))
-        resident, files = process_size(pid)
+        resident, files = size(pids)
         samples.append({"second": round(time.monotonic() - began, 1), "resident": resident, "files": files})
     return samples
 
 
-async def load(url: str, pid: int, seconds: float) -> dict[str, Any]:
+async def load(service: Service, seconds: float) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{service.port}"
     headers = {"Authorization": f"Bearer {gateway.TOKEN}"}
-    capacity = SLOTS / COMPILE_SECONDS
+    capacity = DISPATCHERS * SLOTS / COMPILE_SECONDS
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as owner:
         teams: dict[str, Team] = {}
         for place, (name, part) in enumerate(DEMAND.items()):
@@ -259,7 +189,8 @@ async def load(url: str, pid: int, seconds: float) -> dict[str, Any]:
         before = (await owner.get("/v1/stats")).json()["namespaces"]
         began = time.monotonic()
         samples, *_ = await asyncio.gather(
-            watch(pid, seconds), *(team.run(seconds) for team in teams.values())
+            watch(service.gateways + service.dispatchers, seconds),
+            *(team.run(seconds) for team in teams.values()),
         )
         took = time.monotonic() - began
         after = (await owner.get("/v1/stats")).json()["namespaces"]
@@ -268,6 +199,9 @@ async def load(url: str, pid: int, seconds: float) -> dict[str, Any]:
     return {
         "seconds": round(took, 1),
         "capacity": capacity,
+        "gateways": len(service.gateways),
+        "dispatchers": len(service.dispatchers),
+        "most_compiles_of_a_graph": max(service.compiles().values()),
         "namespaces": {
             name: {
                 "offered": round(DEMAND[name] * capacity, 2),
@@ -308,6 +242,8 @@ def judge(found: dict[str, Any]) -> list[verdicts.Verdict]:
         judged.append((set(seen["followed"]) <= {"fetched"}, f"{name}: followed {seen['followed']}"))
         missing = seen["without_retry_after"]
         judged.append((missing == 0, f"{name}: {missing} of its 429 without a Retry-After"))
+    most = found["most_compiles_of_a_graph"]
+    judged.append((most == 1, f"a graph is compiled {most} times at most"))
     samples = found["samples"]
     third = len(samples) // 3
     for what, slack in (("resident", SLACK_BYTES), ("files", SLACK_FILES)):
@@ -342,18 +278,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--out", type=Path, default=Path("out/overload.json"))
     verdicts.add_check(parser)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        create_server(ServiceSettings(**json.loads(arguments.serve)), SlottedPool()).run()
-        return 0
+    settings: dict[str, Setting] = {
+        "log_level": "error",
+        "max_queued": QUEUE,
+        "cache_limit_bytes": CACHE_BYTES,
+        "retry_after_seconds": 1,
+        "progress_ttl_seconds": 30,
+    }
     with (
         tempfile.TemporaryDirectory(prefix="tr-") as name,
-        redis_server(Path(name)) as redis_port,
-        running(Path(name), redis_port) as (url, pid),
+        running_service(
+            Path(name),
+            gateways=GATEWAYS,
+            dispatchers=DISPATCHERS,
+            slots=SLOTS,
+            compile_seconds=COMPILE_SECONDS,
+            changes=settings,
+        ) as service,
     ):
-        _wait(url)
-        found = asyncio.run(load(url, pid, arguments.seconds))
+        found = asyncio.run(load(service, arguments.seconds))
     show(found)
     status = verdicts.conclude(judge(found), check=arguments.check)
     record = {"python": platform.python_version(), "cpus": os.cpu_count(), **found}
@@ -361,17 +305,6 @@ def main() -> int:
     arguments.out.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {arguments.out}")
     return status
-
-
-def _wait(url: str) -> None:
-    until = time.monotonic() + 60
-    with httpx2.Client(base_url=url, trust_env=False) as http:
-        while True:
-            with contextlib.suppress(httpx2.TransportError):
-                if http.get("/livez").status_code == 200:
-                    return
-            assert time.monotonic() < until, "the gateway did not start"
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+import msgspec
 import torch
 
 from ..compiler.errors import ClientError, GatewayUnreachable, RelayError, SpecializeInputs
@@ -25,17 +26,17 @@ from ..compiler.torch_internals import compatibility, counters
 from ..compiler.torch_internals.dynamo import backend_interface, tracing
 from ..compiler.torch_internals.dynamo.programs import frames, recording
 from ..compiler.torch_internals.inductor import compile_fx, config
-from .artifacts.eager_first import EagerFirst, Pending
 from .artifacts.prefetch import prefetch_with, start_early
 from .artifacts.programs.process_programs import ProcessPrograms
 from .artifacts.programs.store import ProgramStore
-from .artifacts.source import ArtifactRequest, ArtifactSource, PendingArtifact
+from .artifacts.source import ArtifactRequest, ArtifactSource, LoadedArtifact, PendingArtifact
+from .artifacts.takeover import ChangingGraph, Pending, Takeover
 from .capture.configuration import Mode, split_options
 from .capture.locked_tunings import LockedTunings
 from .capture.prepare import PreparedGraph, prepare
 from .capture.replace_inductor import replace_inductor, restore_inductor
 from .gateway.compile_client import GatewayClient
-from .reports.run_report import FallbackWarning, RunReport, process_report
+from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, UntunedRun, process_report
 from .settings import (
     ClientSettings,
     check_platform,
@@ -227,53 +228,23 @@ class RelayBackend:
                 raise
             raise _unexpected(error) from error
         if isinstance(found, Pending):
-            return self._eager_first(gm, found, prepared.without_inputs(), key, mode, options)
+            bound = prepared.without_inputs()
+            return _BackgroundGraph(
+                self, gm, found, bound, key, lambda inputs: _compile_outside_dynamo(gm, inputs, mode, options)
+            ).call
         if prepared.is_plain and found.key == key:
             artifact = found.digest if captured.symints else ""
             recording.note_graph(found.compiled, key, canonical, artifact, captured.device_index)
         self.report.record(found.outcome, key=found.key, began=start, nodes=len(gm.graph.nodes))
         return prepared.bind(found.compiled)
 
-    def _eager_first(
-        self,
-        gm: torch.fx.GraphModule,
-        pending: PendingArtifact,
-        prepared: PreparedGraph,
-        key: str,
-        mode: str,
-        options: Mapping[str, Any],
-    ) -> Callable[..., Any]:
-        """`gm` as it is, until the service has answered; then the artifact, or what Inductor compiles here."""
-        start, nodes = time.perf_counter(), len(gm.graph.nodes)
-        listed = self.report.begin_background(key=key, nodes=nodes)
-        told = False
-
-        def take_over(calls: int, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-            nonlocal told
-            self.report.end_background(listed)
-            figures: Any = {"seconds": time.perf_counter() - start, "nodes": nodes, "eager_calls": calls}
-            try:
-                found = pending.load()
-            except Exception as failure:
-                error = failure if isinstance(failure, RelayError) else _unexpected(failure)
-                error.key = key
-                if self.settings.mode == "require":
-                    if not told:
-                        told = True
-                        self.report.raised(error, **figures)
-                    raise error from None
-                if not told:
-                    told = True
-                    self.fell_back(error, **figures)
-                return _compile_outside_dynamo(gm, inputs, mode, options)
-            self.report.record(found.outcome, key=found.key, **figures)
-            return prepared.bind(found.compiled)
-
-        return EagerFirst(gm.forward, pending.is_eager, take_over).call
-
-    def fell_back(self, error: RelayError, *, seconds: float, nodes: int, eager_calls: int = 0) -> None:
+    def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
-        self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes, eager_calls=eager_calls)
+        self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
+        self.count_fallback(error)
+
+    def count_fallback(self, error: RelayError) -> None:
+        """At the service."""
         if isinstance(error, GatewayUnreachable) or not self.settings.url:
             return
         with contextlib.suppress(RuntimeError):  # no thread can start: only a count is lost
@@ -284,6 +255,100 @@ class RelayBackend:
             self._gateway.report(code)
         except RelayError:
             return  # only a count is lost
+
+
+class _BackgroundGraph:
+    """A graph whose artifact is pending: what runs meanwhile, what takes over, and what the report says of it."""
+
+    def __init__(
+        self,
+        relay: RelayBackend,
+        gm: torch.fx.GraphModule,
+        pending: PendingArtifact,
+        prepared: PreparedGraph,
+        key: str,
+        compile_locally: Callable[[Sequence[Any]], Callable[..., Any]],
+    ) -> None:
+        """compile_locally: for the sizes of a call's inputs."""
+        self._relay = relay
+        self._pending = pending
+        self._prepared = prepared
+        self._compile_locally = compile_locally
+        self._start = time.perf_counter()
+        nodes = len(gm.graph.nodes)
+        self._record = relay.report.background(
+            GraphRecord(key=key, outcome="background", seconds=0.0, nodes=nodes)
+        )
+        self._untuned: Callable[..., Any] | None = None
+        self._refused = False
+        takeovers = [Takeover(pending.is_due, self._take_over)]
+        first: Callable[..., Any] = gm.forward
+        if isinstance(pending.before, Pending):
+            takeovers.insert(0, Takeover(pending.before.is_due, self._take_untuned))
+        elif pending.before is not None:
+            first = self._run_untuned(0, pending.before)
+        self.call = ChangingGraph(first, takeovers).call
+
+    def _take_untuned(self, calls: int, _: Sequence[Any]) -> Callable[..., Any] | None:
+        assert isinstance(self._pending.before, Pending)
+        try:
+            return self._run_untuned(calls, self._pending.before.load())
+        except Exception as error:  # the search goes on, and may end better
+            _log.warning("torchrelay: a graph runs eagerly until its search has ended: %s", error)
+            return None
+
+    def _run_untuned(self, calls: int, found: LoadedArtifact) -> Callable[..., Any]:
+        seconds = time.perf_counter() - self._start
+        run = UntunedRun(key=found.key, outcome=found.outcome, seconds=seconds)
+        listed = msgspec.structs.replace(self._record, eager_calls=calls, untuned=run)
+        self._record = self._relay.report.background(listed, self._record)
+        self._untuned = self._prepared.bind(found.compiled)
+        return self._untuned
+
+    def _take_over(self, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            found = self._pending.load()
+        except Exception as failure:
+            error = failure if isinstance(failure, RelayError) else _unexpected(failure)
+            error.key = self._record.key
+            return self._without(error, calls, inputs)
+        self._end(found.outcome, calls)
+        return self._prepared.bind(found.compiled)
+
+    def _without(self, error: RelayError, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What runs from now on, since the artifact cannot be had. Says so once. Raises `error` in mode `require`."""
+        first, self._refused = not self._refused, True
+        if self._relay.settings.mode == "require":
+            if first:
+                self._end("raised", calls, error.code)
+            raise error from None
+        if self._untuned is None and isinstance(self._pending.before, Pending):
+            self._take_untuned(calls, inputs)
+        if self._untuned is not None:
+            if first:
+                self._end("untuned", calls, error.code)
+                self._relay.report.warn_once(error, "a graph stays without its search")
+            return self._untuned
+        if first:
+            self._end("fallback", calls, error.code)
+            self._relay.report.warn_once(error)
+            self._relay.count_fallback(error)
+        return self._compile_locally(inputs)
+
+    def _end(self, outcome: Outcome, calls: int, reason: str = "") -> None:
+        record, run = self._record, self._record.untuned
+        eager_calls = calls if run is None else record.eager_calls
+        if run is not None and outcome != "untuned":
+            run = msgspec.structs.replace(run, calls=calls - eager_calls)
+        ended = msgspec.structs.replace(
+            record,
+            outcome=outcome,
+            seconds=time.perf_counter() - self._start,
+            reason=reason,
+            eager_calls=eager_calls,
+            untuned=run,
+        )
+        self._relay.report.end_background(record, ended)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ Only the entry point: the commands live in commands/ and need typer and rich, wh
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 from ..compiler.errors import BadTrainJob, BadTuneJob, RelayError, SettingsError
@@ -13,6 +14,11 @@ from ..compiler.errors import BadTrainJob, BadTuneJob, RelayError, SettingsError
 
 def main() -> None:
     """Console script `torchrelay`. A typed error is one line on stderr, never a traceback."""
+    if sys.argv[1:2] == ["up"] and all(
+        importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "ray", "redis")
+    ):
+        # as commands/start_service.py does; importing all commands would take a tenth of its start
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "torchrelay.service", *sys.argv[1:]])
     if any(importlib.util.find_spec(name) is None for name in ("typer", "rich")):
         sys.exit("torchrelay: the command line needs typer and rich. Run `pip install 'torchrelay[cli]'`")
 

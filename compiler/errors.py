@@ -4,6 +4,7 @@ RelayError
   RequestError            the request cannot be taken (4xx); asking again with the same bytes fails again
     MalformedRequest        malformed            422  not msgpack, wrong schema, wrong types
     SchemaMismatch          schema_mismatch      422  client and gateway speak different schema versions
+    ProtocolMismatch        protocol_mismatch    426  one part of torchrelay is too old for another
     ForbiddenTarget         forbidden_target     422  an operator outside the closed table
     BadExpression           bad_expression       422  a size expression outside the grammar
     LimitExceeded           limit_exceeded       413  bytes, nodes, depth or constants over a limit
@@ -85,6 +86,13 @@ class MalformedRequest(RequestError):
 class SchemaMismatch(RequestError):
     code, status = "schema_mismatch", 422
     hint = "Install the same torchrelay version on client and service"
+
+
+class ProtocolMismatch(RequestError):
+    """The message names both parts; api/protocols.py."""
+
+    code, status = "protocol_mismatch", 426
+    hint = "Upgrade the older part"
 
 
 class ForbiddenTarget(RequestError):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..compiler.errors import RelayError, SettingsError
 
@@ -26,7 +26,7 @@ _DISPATCHER_PORT = 8644
 def main() -> None:
     # Imports take a second. Until something runs that must be stopped in order, a signal just ends this.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, _leave)
     arguments = _parse()
     if arguments.role is _signer:  # starts no processes, and imports nothing of Ray
         _run(arguments)
@@ -34,6 +34,13 @@ def main() -> None:
     from .local.supervisor import run_supervised
 
     sys.exit(run_supervised(lambda: _run(arguments)))
+
+
+def _leave(*_: object) -> NoReturn:
+    """A second signal must not end what the first one has begun: its exit status would be another."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -105,12 +112,43 @@ def _parse() -> argparse.Namespace:
     worker.set_defaults(role=_worker)
     _has_ray(worker)
     _has_slots(worker)
+    worker.add_argument("--no-train", action="store_true", help="run no ranks of training jobs here")
+
+    backup = commands.add_parser(
+        "backup",
+        help="save what Redis holds and cannot be made again, while the service runs",
+        description="Save what Redis holds and cannot be made again, and small artifacts, while the service runs.",
+    )
+    backup.set_defaults(role=_backup)
+    backup.add_argument(
+        "place", metavar="FOLDER|URL", help="where backups lie: a folder, s3://, gs://, az://"
+    )
+    backup.add_argument("--store", action="store_true", help="copy what the blob store holds, too")
+    backup.add_argument(
+        "--keys", action="store_true", help="the signing keys, too: whoever has them can sign"
+    )
+
+    restore = commands.add_parser(
+        "restore",
+        help="restore a backup into an empty Redis",
+        description="Restore a backup into an empty Redis, while nothing of the service runs.",
+    )
+    restore.set_defaults(role=_restore)
+    restore.add_argument("place", metavar="FOLDER|URL", help="where backups lie")
+    restore.add_argument("--backup", default="", metavar="NAME", help="which one (default the newest)")
+    for command in (backup, restore):
+        _has_state(command)
+        _has_redis(command)
     return parser.parse_args()
 
 
 def _listens(parser: argparse.ArgumentParser, port: str) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help=f"port to listen on; 0 finds a free one ({port})")
+    _has_state(parser)
+
+
+def _has_state(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="keys, token and cache ($XDG_STATE_HOME/torchrelay)"
     )
@@ -138,7 +176,9 @@ def _has_slots(parser: argparse.ArgumentParser) -> None:
 
 
 def _has_redis(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--redis", metavar="URL", help="redis://, rediss:// or unix://")
+    parser.add_argument(
+        "--redis", metavar="URL", help="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
+    )
 
 
 def _has_ray(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +193,7 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
 
     options = vars(arguments)
     state = options.get("state")
-    given = {
+    given: dict[str, Any] = {
         "host": options.get("host"),
         "port": options.get("port"),
         "state_dir": state.absolute() if state else None,
@@ -183,13 +223,19 @@ def _need(settings: ServiceSettings, role: str, **needed: str) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> None:
-    from .local import up
+    from ..workers.pool import PrestartedServer
 
-    settings = _settings(arguments)
-    if "cpu_slots" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"cpu_slots": up.default_cpu_slots()})
-    settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
-    up.serve_all(settings, credentials=_credentials(arguments))
+    # it imports torch for seconds: before this process imports the gateway and starts Ray
+    with PrestartedServer() as early:
+        from .local import up
+
+        settings = _settings(arguments)
+        if "cpu_slots" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"cpu_slots": up.default_cpu_slots()})
+        settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
+        if not settings.cpu_slots:
+            early.close()  # nobody will adopt it
+        up.serve_all(settings, credentials=_credentials(arguments), early_server=early.place)
 
 
 def _gateway(arguments: argparse.Namespace) -> None:
@@ -222,6 +268,18 @@ def _signer(arguments: argparse.Namespace) -> None:
     signer.run(settings, host=arguments.host, port=arguments.port, uds=arguments.uds)
 
 
+def _backup(arguments: argparse.Namespace) -> None:
+    from .local import backup
+
+    backup.make(_settings(arguments), arguments.place, with_keys=arguments.keys, with_store=arguments.store)
+
+
+def _restore(arguments: argparse.Namespace) -> None:
+    from .local import backup
+
+    backup.restore(_settings(arguments), arguments.place, name=arguments.backup)
+
+
 def _credentials(arguments: argparse.Namespace) -> Path:
     from .base.settings import default_credentials_file
 
@@ -244,6 +302,8 @@ def _worker(arguments: argparse.Namespace) -> NoReturn:
         *(f"--address={settings.ray_address}", f"--temp-dir={folder}"),
         f"--resources={json.dumps(node_resources(slots))}",
         *(["--num-gpus=0"] if arguments.no_gpu else []),
+        # slots take none of Ray's CPUs, and each rank some
+        *(["--num-cpus=0"] if arguments.no_train else []),
     ]
     os.environ.update(ray_environment(token, settings.ray_address))
     for number in (signal.SIGINT, signal.SIGTERM):

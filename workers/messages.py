@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -19,8 +20,9 @@ from msgspec import Meta, Struct
 
 from ..compiler import decoding
 from ..compiler.api import compiles
+from ..compiler.api.protocols import WORKERS
 from ..compiler.artifact.manifest import MAX_ARTIFACT_BYTES
-from ..compiler.errors import CompileKilled, RelayError, from_code
+from ..compiler.errors import CompileKilled, ProtocolMismatch, RelayError, from_code
 from ..compiler.request import schema
 from ..compiler.tuning.queries import QUESTION_LIMIT
 
@@ -38,37 +40,55 @@ _LENGTH = struct.Struct("<I")
 QuestionId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
-class _Message(Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+class _Message(Struct, frozen=True, omit_defaults=True):
+    """Fields that a later release has added are ignored. The first release with roles refuses them: what it does not
+    know is left out as long as it says nothing."""
 
 
-class WorkerJob(_Message, tag="job"):
-    """`request`: a wire.GraphRequest to compile, or a SearchJobSpec. `seconds`: what is left of its deadline;
-    `namespace`: whose kernels it shares."""
+class WorkerJob(_Message, frozen=True, tag="job"):
+    """`request`: a GraphRequest to compile, or a SearchJobSpec. Nobody outside the sandbox decodes it, so the service
+    says beside it what must be known there: its `target`; `holds_source`: it runs its caller's source. `seconds`: what
+    is left of its deadline; `namespace`: whose kernels it shares; `trace_id`: by which its log lines are found. A
+    dispatcher of protocol 1 (protocols.WORKERS) says no target, no trace, and nothing of source."""
 
     key: str
     request: bytes
     seconds: float
+    target: schema.Target | None
     namespace: str = "default"
     work: Literal["compile", "search"] = "compile"
+    holds_source: bool = True
+    trace_id: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        """To a worker node, which may be of the release before: by names, of which it ignores those that are new."""
+        return partial(decoding.from_msgpack, type=WorkerJob), (msgspec.msgpack.encode(self),)
+
+    def arguments(self, protocol: int) -> tuple[Any, ...]:
+        """Of the actor's method, on a node that speaks this protocol."""
+        if protocol > 1:
+            return (self,)
+        key = (self.key,) if self.work == "compile" else ()
+        return (self.request, *key, self.seconds, self.namespace)
 
 
-class CancelJob(_Message, tag="cancel"):
+class CancelJob(_Message, frozen=True, tag="cancel"):
     """Kill the running job, if there is one."""
 
 
-class QueryReply(_Message, tag="reply"):
+class QueryReply(_Message, frozen=True, tag="reply"):
     """The answer to the running job's query `id`; b'': there is none."""
 
     id: QuestionId
     answer: bytes
 
 
-class ForkServerReady(_Message, tag="ready"):
+class ForkServerReady(_Message, frozen=True, tag="ready"):
     """The fork server is warm. `jobs_dir`: its jobs' folders, for the process that cleans up after it.
 
     isolation: the layers that isolate its jobs, as /v1/workers names them. missing: a tool that jobs need and do not
     find there. device: the GPU of the node that it sees; '' for a CPU. processors: how many it may use; 0: unknown.
+    protocol, revision: of the node's release (protocols.WORKERS, schema.REVISION).
     """
 
     pid: int
@@ -79,9 +99,20 @@ class ForkServerReady(_Message, tag="ready"):
     missing: Detail = ""
     device: Detail = ""
     processors: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    protocol: Annotated[int, Meta(ge=1, le=999_999)] = 1
+    revision: Name = schema.FIRST_REVISION
+
+    def check(self, worker: str) -> None:
+        """Raises ProtocolMismatch unless this release's dispatcher can use the worker."""
+        WORKERS.check(self.protocol, own="this dispatcher", other=f"worker {worker}")
+        if self.revision != schema.REVISION:
+            raise ProtocolMismatch(
+                f"worker {worker} compiles revision {self.revision}, this dispatcher has {schema.REVISION}",
+                hint="Upgrade the older of the two",
+            )
 
 
-class StageEvent(_Message, tag="event"):
+class StageEvent(_Message, frozen=True, tag="event"):
     """The job has entered `stage`."""
 
     stage: compiles.Stage
@@ -92,7 +123,7 @@ class StageEvent(_Message, tag="event"):
         return cls(stage, _cut(detail, 500))
 
 
-class JobQuery(_Message, tag="query"):
+class JobQuery(_Message, frozen=True, tag="query"):
     """The job wants to know something of the service (an encoded queries.TuningQuery), and goes on without if
     it must."""
 
@@ -100,13 +131,13 @@ class JobQuery(_Message, tag="query"):
     question: Annotated[bytes, Meta(max_length=QUESTION_LIMIT)]
 
 
-class JobDone(_Message, tag="done"):
+class JobDone(_Message, frozen=True, tag="done"):
     """The unsigned artifact."""
 
     artifact: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)]
 
 
-class JobFailed(_Message, tag="failed"):
+class JobFailed(_Message, frozen=True, tag="failed"):
     """A RelayError, by its parts."""
 
     code: Name
@@ -176,27 +207,18 @@ def check_length(length: int, head: bytes, kinds: Any) -> None:
         raise BadFrame(f"a frame of {length} bytes that begins with {head!r}")
 
 
-def decode_command(body: bytes) -> Command:
-    return _decode(body, Command)
-
-
-def decode_answer(body: bytes) -> Answer:
-    return _decode(body, Answer)
-
-
-def decode_from_child(body: bytes) -> FromChild:
-    return _decode(body, FromChild)
-
-
-def decode_reply(body: bytes) -> QueryReply:
-    return _decode(body, QueryReply)
-
-
-def _decode(body, union):
+def _decode(union: Any, body: bytes) -> Any:
+    """Raises BadFrame."""
     try:
         return decoding.from_msgpack(body, type=union)
     except msgspec.MsgspecError as error:
         raise BadFrame(str(error)) from None
+
+
+decode_command: Callable[[bytes], Command] = partial(_decode, Command)
+decode_answer: Callable[[bytes], Answer] = partial(_decode, Answer)
+decode_from_child: Callable[[bytes], FromChild] = partial(_decode, FromChild)
+decode_reply: Callable[[bytes], QueryReply] = partial(_decode, QueryReply)
 
 
 class FrameDecoder:

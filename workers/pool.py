@@ -21,35 +21,50 @@ from ..compiler.api.training.events import NumberedEvent
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from ..compiler.request import schema
+from .fork_server.prestart import PrestartedServer
 from .messages import (
     BadFrame,
     EventRate,
-    ForkServerReady,
     JobDone,
     JobFailed,
     JobQuery,
     StageEvent,
+    WorkerJob,
     WorkerLost,
     decode_answer,
 )
 from .process.private_folders import node_directory, short_directory
 from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
+from .scheduling.autoscaling import Autoscaling
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
 from .scheduling.ray_resources import node_resources
 from .scheduling.slot_claims import Claims, OwnSlots
-from .scheduling.slot_queue import DevicesHeld, SearchDevice, Slot, SlotPlace, SlotQueue, SlotsElsewhere
-from .settings import JobLimits, PoolSettings, SlotSettings
-from .training.drivers import JobDrivers, why_no_room
+from .scheduling.slot_queue import (
+    DevicesHeld,
+    SearchDevice,
+    Slot,
+    SlotPlace,
+    SlotQueue,
+    SlotsElsewhere,
+    offered_slots,
+    slot_settings,
+)
+from .settings import EarlyServer, PoolSettings
+from .training.drivers import NAMED_ACTORS, JobDrivers, first_line
 from .training.messages import RankDevice
+from .training.room import after_placing, why_no_room
 
 __all__ = [  # all that service/ may use of workers/
     "Claims",
     "DevicesHeld",
+    "EarlyServer",
     "PoolSettings",
+    "PrestartedServer",
     "SearchDevice",
     "SlotsElsewhere",
     "WorkerLost",
     "WorkerPool",
+    "after_placing",
     "become_subreaper",
     "descendants",
     "die_with_parent",
@@ -97,6 +112,9 @@ class WorkerPool:
         self._slots = SlotQueue()
         self.queued = 0
         """Compiles that the caller holds back until there is room."""
+        self.overdue: Mapping[str, int] = {}
+        """How many of these have waited for a while, by the kind of device: an autoscaler is to add nodes."""
+        self._autoscaling: Autoscaling | None = None
         self._leaving: dict[SlotPlace, Slot] = {}
         """Slots that another pool is to get, once their job has ended."""
         self._trains: JobDrivers | None = None
@@ -105,11 +123,9 @@ class WorkerPool:
         self._endings: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start or join Ray and start slots; `ready` is True once the first is warm.
-
-        Raises Unavailable; `start` can be called again then.
-        """
-        self._cluster = RayCluster(self._settings)
+        """Start or join Ray and start slots; `ready` is True once the first is warm. Raises Unavailable; `start` can be
+        called again then."""
+        self._cluster = RayCluster(self._settings, NAMED_ACTORS)
         try:
             await self._cluster.start()
             nodes = await self._cluster.nodes()
@@ -120,6 +136,7 @@ class WorkerPool:
         self._trains = JobDrivers(self._cluster)
         if self._claims is not None:
             self._own_slots = OwnSlots(self._claims, self._cluster.id)
+        self._autoscaling = Autoscaling(self._settings, self._cluster, self._slots, self._begin, self._retire)
         await self._settle(self._cluster, nodes)
         self._nodes_task = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
 
@@ -140,6 +157,8 @@ class WorkerPool:
             ending.cancel()
         if self._own_slots is not None:
             await self._own_slots.release()
+        if self._autoscaling is not None:
+            await self._autoscaling.end()
         await self._cluster.stop()
         self._cluster = self._trains = None
 
@@ -180,8 +199,13 @@ class WorkerPool:
         deadline_seconds: float,
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None = None,
+        holds_source: bool = True,
+        trace_id: str = "",
     ) -> bytes:
         """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
+
+        holds_source: the compile runs its caller's source, so others do not get the libraries that it builds. trace_id:
+        for its log lines.
 
         on_query: answers the compile's queries (a queries.TuningQuery, encoded) with a queries.KnownEntries, encoded,
         or b'' for no answer. At most queries.OPEN_QUERY_LIMIT calls run at once; its end cancels them.
@@ -192,9 +216,10 @@ class WorkerPool:
         slot = await self._take_slot(namespace, toolchain, target, deadline_seconds, on_progress)
         job_id = uuid.uuid4().hex
         left = until - asyncio.get_running_loop().time()
-        running = asyncio.create_task(
-            self._run(slot, job_id, request_bytes, key, namespace, left, on_progress, on_query)
+        job = WorkerJob(
+            key, request_bytes, left, target, namespace, holds_source=holds_source, trace_id=trace_id
         )
+        running = asyncio.create_task(self._run(slot, job_id, job, on_progress, on_query))
         late = f"worker {slot.worker} did not answer within the deadline of {deadline_seconds:g} s"
         return await self._result(slot, job_id, running, until, late)
 
@@ -226,9 +251,10 @@ class WorkerPool:
         """
         slot = self._slots.take_search_device(worker, toolchain, target)
         job_id = slot.search = uuid.uuid4().hex
-        running = asyncio.create_task(
-            self._search(slot, job_id, order, namespace, deadline_seconds, on_query)
+        job = WorkerJob(
+            "search", order, deadline_seconds, target, namespace, work="search", holds_source=False
         )
+        running = asyncio.create_task(self._search(slot, job_id, job, on_query))
         until = asyncio.get_running_loop().time() + deadline_seconds
         late = f"the search on worker {worker} did not end by its deadline"
         await self._result(slot, job_id, running, until, late)
@@ -285,6 +311,15 @@ class WorkerPool:
         """The resources of each node that offers slots, in Ray's names, as they were a moment ago."""
         return [node.resources for node in self._nodes]
 
+    async def free_resources(self) -> list[Mapping[str, float]]:
+        """What ranks could have of each node now. Raises Unavailable."""
+        return await self._training().room()
+
+    @property
+    def cluster(self) -> str:
+        """The id of the Ray cluster that it has joined; '': none, or one of its own that ends with it."""
+        return "" if self._cluster is None or self._settings.ray_address is None else self._cluster.id
+
     def _training(self) -> JobDrivers:
         if self._trains is None:
             raise Unavailable("the workers are not there yet")
@@ -305,13 +340,9 @@ class WorkerPool:
             self._end(slot, job_id, running)
             raise
 
-    async def _search(
-        self, slot: Slot, job_id: str, order: bytes, namespace: str, seconds: float, on_query: OnQuery
-    ) -> bytes:
+    async def _search(self, slot: Slot, job_id: str, job: WorkerJob, on_query: OnQuery) -> bytes:
         try:
-            stream = slot.actor.search.options(num_returns="streaming").remote(
-                job_id, order, seconds, namespace
-            )
+            stream = slot.actor.search.options(num_returns="streaming").remote(job_id, *slot.arguments(job))
             return await self._follow(slot, job_id, stream, lambda *_: None, on_query)
         except CompileKilled as error:
             if slot.yielded:
@@ -349,17 +380,13 @@ class WorkerPool:
         self,
         slot: Slot,
         job_id: str,
-        request: bytes,
-        key: str,
-        namespace: str,
-        seconds: float,
+        job: WorkerJob,
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None,
     ) -> bytes:
         """Run the job on its slot to its end, and free the slot."""
         try:
-            compile_on = slot.actor.compile.options(num_returns="streaming")
-            stream = compile_on.remote(job_id, request, key, seconds, namespace)
+            stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, *slot.arguments(job))
             return await self._follow(slot, job_id, stream, on_progress, on_query)
         finally:
             slot.jobs_done += 1
@@ -400,7 +427,7 @@ class WorkerPool:
         except RayError as error:
             if slot.actor is actor:
                 slot.state = "starting"  # not idle: its supervisor will notice as well
-            log.warning("worker %s was lost with a job: %s", slot.worker, _first_line(error))
+            log.warning("worker %s was lost with a job: %s", slot.worker, first_line(error))
             raise WorkerLost(f"worker {slot.worker} died with the job", hint="Try again") from None
         finally:
             for task in answering:
@@ -418,8 +445,7 @@ class WorkerPool:
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
         """Kill a job whose caller has gone, in the background."""
-        # retrieve its exception, which asyncio would report otherwise
-        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())  # else it is logged
         ending = asyncio.create_task(self._kill_job(slot, job_id, running), name=f"end job on {slot.worker}")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
@@ -440,6 +466,8 @@ class WorkerPool:
             await asyncio.sleep(_NODES_SECONDS)
             try:
                 await self._settle(cluster, await cluster.nodes())
+                if self._autoscaling is not None:
+                    await self._autoscaling.adjust(self._nodes, self.overdue)
                 self._hold(await self._training().held())
                 if count % _FREE_EVERY == 0:
                     await self._training().free()
@@ -466,7 +494,7 @@ class WorkerPool:
         """Add the slots that `nodes` offer, that are this pool's and are missing; give up those that are another's;
         remove those of nodes that have gone."""
         self._nodes = nodes
-        offered = self._offered(nodes)
+        offered = offered_slots(nodes, self._settings)
         own: Collection[SlotPlace] | None = offered.keys()
         if self._own_slots is not None:
             own = await self._own_slots.choose(offered, self._slots.all, self._leaving)
@@ -482,21 +510,15 @@ class WorkerPool:
                 self._give_up(place)
             for place, node in offered.items():
                 if place in own and place not in self._slots.all and place not in self._leaving:
-                    slot = self._slots.all[place] = Slot(node, place)
-                    slot.supervisor = asyncio.create_task(
-                        self._supervise(cluster, slot), name=f"supervise {slot.worker}"
-                    )
+                    self._slots.all[place] = Slot(node, place)
+                    self._begin(self._slots.all[place])
         self._slots.serve()
 
-    def _offered(self, nodes: list[RayNode]) -> dict[SlotPlace, RayNode]:
-        """All slots of the nodes: each is there once for each Python."""
-        offered: dict[SlotPlace, RayNode] = {}
-        for node in nodes:
-            gpu_slots = node.gpus * self._settings.gpu_slots_per_gpu
-            for python in (None, *self._settings.toolchains):
-                offered |= {SlotPlace(node.id, "cpu", i, python): node for i in range(node.cpu_slots)}
-                offered |= {SlotPlace(node.id, "cuda", i, python): node for i in range(gpu_slots)}
-        return offered
+    def _begin(self, slot: Slot) -> None:
+        assert self._cluster is not None
+        slot.state = "starting"
+        running = self._supervise(self._cluster, slot)
+        slot.supervisor = asyncio.create_task(running, name=f"supervise {slot.worker}")
 
     def _give_up(self, place: SlotPlace) -> None:
         """Leave a slot to another pool. Its job, if there is one, runs on to its end; its search ends."""
@@ -521,9 +543,9 @@ class WorkerPool:
         backoff, longest = _BACKOFF_SECONDS
         while True:
             try:
-                slot.actor = cluster.place(slot.node, self._slot_settings(slot))
+                slot.actor = await cluster.place(slot.node, slot_settings(slot, self._settings))
                 while True:
-                    slot.ready = await self._warm(slot)
+                    slot.ready = await slot.warm()
                     slot.failure, slot.state = None, "idle"
                     backoff = _BACKOFF_SECONDS[0]
                     log.info("worker %s is warm", slot.worker)
@@ -532,7 +554,7 @@ class WorkerPool:
                     slot.state = "starting"
                     log.warning("worker %s has lost its fork server; another one starts", slot.worker)
             except RayError as error:
-                log.warning("worker %s has died and is replaced: %s", slot.worker, _first_line(error))
+                log.warning("worker %s has died and is replaced: %s", slot.worker, first_line(error))
             except RelayError as error:
                 log.error("worker %s cannot start: %s", slot.worker, error)
                 slot.failure = error
@@ -552,30 +574,6 @@ class WorkerPool:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, longest)
 
-    async def _warm(self, slot: Slot) -> ForkServerReady:
-        answer = decode_answer(await slot.actor.start.remote())
-        if isinstance(answer, JobFailed):
-            raise answer.error()
-        if not isinstance(answer, ForkServerReady):
-            raise CompileKilled(f"worker {slot.worker} answered its start with {type(answer).__name__}")
-        return answer
-
-    def _slot_settings(self, slot: Slot) -> SlotSettings:
-        return SlotSettings(
-            worker=slot.worker,
-            kind=slot.kind,
-            gpu=slot.place.index % slot.node.gpus if slot.kind == "cuda" else 0,
-            python=slot.place.python,
-            engine=self._settings.engine,
-            limits=JobLimits(
-                memory_bytes=self._settings.memory_limit_bytes, request=self._settings.request_limits
-            ),
-            jobs_root=self._settings.temp_dir,
-            kernels_dir=self._settings.kernels_dir,
-            kernels_bytes=self._settings.kernels_bytes,
-            isolation=self._settings.isolation,
-        )
-
     async def _retire(self, slot: Slot) -> None:
         """Stop a slot's fork server and then its actor, so that no process outlives the pool."""
         from ray.exceptions import RayError
@@ -589,7 +587,3 @@ class WorkerPool:
         if slot.supervisor is not None:
             slot.supervisor.cancel()
             await asyncio.gather(slot.supervisor, return_exceptions=True)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

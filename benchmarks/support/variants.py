@@ -165,7 +165,8 @@ def _relay_recording(at: Surroundings) -> dict[str, Any]:
 
 
 def _relay_programs(at: Surroundings) -> dict[str, Any]:
-    record = at.relay(at.machines["relay-teammate"], programs=True)
+    """As it is for who changes no setting: what the script used the last time is read while it makes its model."""
+    record = at.relay(at.machines["relay-teammate"], programs=True, prefetch=True)
     if not record["reuse"]["programs"]:
         raise ChildFailed(f"nothing started without tracing: {record['reuse']['traced']}")
     return record

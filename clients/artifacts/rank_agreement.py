@@ -170,7 +170,8 @@ class _EagerCalls(Struct, frozen=True):
 
 
 class CommonCall:
-    """The call from which on all ranks run one graph compiled.
+    """The call from which on all ranks run one compiled version of a graph; before it they run it eagerly, or in the
+    version before.
 
     The store has an _EagerCalls. While it is open, a rank may move its end up, or close it where it ends. A rank runs a
     call eagerly only after it has read an end beyond it: so no rank runs that call compiled, however far apart they

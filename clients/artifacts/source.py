@@ -27,12 +27,13 @@ from ...compiler.errors import (
     CannotLoad,
     GatewayUnreachable,
     JobUnreachable,
+    NotCached,
     RelayError,
     SignatureError,
     SizesDiffer,
     ToolchainMismatch,
 )
-from ...compiler.request import codec
+from ...compiler.request import codec, tuning_pins
 from ...compiler.request.key import key_of
 from ...compiler.torch_internals.distributed import job_store
 from ...compiler.torch_internals.dynamo import tracing
@@ -40,14 +41,15 @@ from ..capture.request import CapturedGraph
 from ..gateway.compile_client import GatewayClient, SubmittedCompile
 from ..gateway.connection import rebuild
 from ..reports.run_report import Outcome, RunReport
+from ..reports.start_trace import About
 from ..settings import ClientSettings, LauncherInfo
 from . import load
 from .disk_cache import DiskCache
-from .eager_first import Pending
 from .machine import Machine, offered
 from .prefetch import Prefetch
 from .rank_agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
 from .shared_libraries import why_nothing_loads
+from .takeover import Pending
 from .trust_store import TrustStore
 
 _log = logging.getLogger(__name__)
@@ -72,9 +74,21 @@ class ArtifactRequest(Struct, frozen=True):
     def with_exact_sizes(self) -> ArtifactRequest:
         """The same for no sizes but those of the example inputs."""
         request = msgspec.structs.replace(self.captured.request, exact_sizes=True)
-        canonical = codec.encode_request(request)
-        captured = msgspec.structs.replace(self.captured, request=request)
-        return ArtifactRequest(captured, canonical, key_of(request, canonical), self.inputs)
+        return self._with(msgspec.structs.replace(self.captured, request=request))
+
+    def without_search(self) -> ArtifactRequest | None:
+        """The same without a search for the fastest kernels; None if it asks for none."""
+        request = tuning_pins.without_search(self.captured.request)
+        if request is None:
+            return None
+        return self._with(msgspec.structs.replace(self.captured, request=request, cudagraphs=False))
+
+    def without_inputs(self) -> ArtifactRequest:
+        return msgspec.structs.replace(self, inputs=())
+
+    def _with(self, captured: CapturedGraph) -> ArtifactRequest:
+        canonical = codec.encode_request(captured.request)
+        return ArtifactRequest(captured, canonical, key_of(captured.request, canonical), self.inputs)
 
 
 class FetchedArtifact(Struct, frozen=True):
@@ -132,6 +146,8 @@ class ArtifactSource:
         self._store_job: StoreAgreement | None = None
         self._left_job: JobUnreachable | None = None
         self._decided: dict[str, Decision] = {}
+        self._received: set[str] = set()
+        """Keys whose artifacts threads receive for a job now."""
 
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         """An artifact that fits the example sizes. Raises RelayError, of whatever kind the failure was; the same one in
@@ -161,20 +177,17 @@ class ArtifactSource:
 
     def obtain_or_begin(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
         """As `obtain`, but a compile that the service has yet to finish is not waited for, unless the program needs
-        the wait (`_why_wait`). Raises as `obtain` does."""
+        the wait (`_why_wait`). If it is to search, what it gives without a search is obtained too, and before it; that
+        is what the pending artifact has as `before`. Raises as `obtain` does."""
         job = self._job_or_none()
         if reason := self._why_wait(wanted.captured, job):
             _log.info("torchrelay: a miss of %s is waited for: %s", wanted.key[:12], reason)
             return self._obtain_fitting(wanted, job)
+        compiles = self._settings.mode != "cache"
+        untuned = wanted.without_search() if compiles else None
         if isinstance(job, StoreAgreement):
-            return self._begin_for_job(job, msgspec.structs.replace(wanted, inputs=()))
-        found = self._at_hand(wanted, lambda fetched: self._loaded(fetched, wanted))
-        if found is None:
-            submitted = self._submit(wanted)
-            if not submitted.hit:
-                return self._begin(msgspec.structs.replace(wanted, inputs=()), submitted)
-            found = self._loaded(self._answered(submitted, wanted), wanted)
-        return self._used(found, wanted.key)
+            return self._begin_for_job(job, wanted, untuned)
+        return self._begin_here(wanted, untuned)
 
     def may_begin_eagerly(self, background: bool | None) -> bool:
         """Whether this process is one of several that agree on the call from which on they run a graph compiled: each
@@ -189,7 +202,7 @@ class ArtifactSource:
             return "its sizes are symbolic"
         if captured.floats:
             return "it takes Python numbers, which may have to become constants"
-        if captured.cudagraphs:
+        if captured.cudagraphs and captured.request.target.kind == "cuda":
             return "it runs as a CUDA graph"
         if tracing.saves_through_hooks():
             return "it is called where autograd saves tensors through hooks, as torch.utils.checkpoint does"
@@ -198,31 +211,84 @@ class ArtifactSource:
             return "the processes of its job share no store, in which they could agree when to change"
         return ""
 
-    def _begin(self, wanted: ArtifactRequest, submitted: SubmittedCompile) -> PendingArtifact:
-        """Receive the answer to an accepted request. `wanted` is without inputs, so that none are kept."""
-        pending = PendingArtifact(
-            lambda: self._stored_libraries(self._answered(submitted, wanted, waits=False)),
-            lambda fetched: self._load_later(fetched, wanted),
-        )
+    def _begin_here(
+        self, wanted: ArtifactRequest, untuned: ArtifactRequest | None = None
+    ) -> LoadedArtifact | PendingArtifact:
+        found = self._at_hand(wanted, lambda fetched: self._loaded(fetched, wanted))
+        if found is not None:
+            return self._used(found, wanted.key)
+        submitted = self._submit(wanted) if untuned is None else self._submit_if_cached(wanted)
+        if submitted is not None and submitted.hit:
+            return self._used(self._loaded(self._answered(submitted, wanted), wanted), wanted.key)
+        later = wanted.without_inputs()  # so that none are kept
+        before = None if untuned is None else self._begin_here(untuned)
+
+        def receive() -> FetchedArtifact:
+            accepted = submitted or self._submit_after(before, later)
+            return self._stored_libraries(self._answered(accepted, later, waits=False))
+
+        pending = PendingArtifact(receive, lambda fetched: self._load_later(fetched, later), before=before)
         pending.start()
         return pending
 
+    def _submit_if_cached(self, wanted: ArtifactRequest) -> SubmittedCompile | None:
+        try:
+            return self._submit(wanted, cache_only=True)
+        except NotCached:
+            return None
+
+    def _submit_after(
+        self, before: LoadedArtifact | PendingArtifact | None, wanted: ArtifactRequest
+    ) -> SubmittedCompile:
+        """Ask for a search once the compile without one has ended: on the same worker it would wait for the search."""
+        if isinstance(before, Pending):
+            before.wait()
+        return self._submit(wanted)
+
     def _begin_for_job(
-        self, job: StoreAgreement, wanted: ArtifactRequest
+        self, job: StoreAgreement, wanted: ArtifactRequest, untuned: ArtifactRequest | None
     ) -> LoadedArtifact | PendingArtifact:
         """The same for all ranks: the artifact, if the rank that asks for all finds it without a compile; else one that
         is pending."""
+        before = first = None
+        if untuned is not None:
+            before, first = self._pending_for_job(job, untuned.without_inputs())
+        pending, common = self._pending_for_job(job, wanted.without_inputs(), before)
+        found = self._begun_for_job(pending, common)
+        if isinstance(found, Pending) and before is not None and first is not None:
+            found.before = self._begun_for_job(before, first)
+        return found
+
+    def _begun_for_job(
+        self, pending: PendingArtifact, common: CommonCall
+    ) -> LoadedArtifact | PendingArtifact:
+        pending.start()
+        pause = _FIRST_LOOK_SECONDS
+        try:
+            while not pending.ready and not common.is_begun():
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+            later = common.begin(eager=not pending.ready)
+        except JobUnreachable as error:
+            self._leave_job(error)
+            later = not pending.ready
+        return pending if later else pending.load()
+
+    def _pending_for_job(
+        self, job: StoreAgreement, wanted: ArtifactRequest, before: PendingArtifact | None = None
+    ) -> tuple[PendingArtifact, CommonCall]:
+        """An artifact that is to be started, and the call at which all ranks change to it."""
         common = job.common_call(wanted.key)
 
-        def is_eager(call: int, ready: bool) -> bool:
+        def is_due(call: int, ready: bool) -> bool:
             if os.getpid() != self._owner:  # a forked child must not use the job's store
-                return True
+                return False
             if self._left_job is None:
                 try:
-                    return common.is_eager(call, ready=ready)
+                    return not common.is_eager(call, ready=ready)
                 except JobUnreachable as error:
                     self._leave_job(error)
-            return not ready
+            return ready
 
         def load_here(fetched: FetchedArtifact) -> LoadedArtifact:
             try:
@@ -232,36 +298,45 @@ class ArtifactSource:
                 raise
 
         pending = PendingArtifact(
-            lambda: self._stored_libraries(self._receive_for_job(job, wanted, common)), load_here, is_eager
+            lambda: self._stored_libraries(self._receive_for_job(job, wanted, common, before)),
+            load_here,
+            is_due,
+            before,
         )
-        pending.start()
-        pause = _FIRST_LOOK_SECONDS
-        try:
-            while not pending.ready and not common.is_begun():
-                time.sleep(pause)
-                pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
-            eager = common.begin(eager=not pending.ready)
-        except JobUnreachable as error:
-            self._leave_job(error)
-            eager = not pending.ready
-        return pending if eager else pending.load()
+        return pending, common
 
     def _receive_for_job(
-        self, job: StoreAgreement, wanted: ArtifactRequest, common: CommonCall
+        self,
+        job: StoreAgreement,
+        wanted: ArtifactRequest,
+        common: CommonCall,
+        before: PendingArtifact | None,
     ) -> FetchedArtifact:
         def obtain() -> FetchedArtifact:
             found = self._at_hand(wanted, lambda fetched: fetched)
             if found is None:
-                submitted = self._submit(wanted)
-                if not submitted.hit:
+                submitted = self._submit(wanted) if before is None else self._submit_if_cached(wanted)
+                if submitted is None or not submitted.hit:
                     with contextlib.suppress(JobUnreachable):  # `agree` meets it too
                         common.begin(eager=True)
+                submitted = submitted or self._submit_after(before, wanted)
                 found = self._answered(submitted, wanted, waits=False)
             return found
 
-        return self._agreed(
-            job, wanted, obtain, lambda decision, repeated: self._decided_on(job, wanted, decision, repeated)
-        )
+        if wanted.key in self._received:  # a graph like this one has begun eagerly: nobody asks for it again
+            with contextlib.suppress(JobUnreachable):
+                common.begin(eager=True)
+        self._received.add(wanted.key)
+        try:
+            return self._agreed(
+                job,
+                wanted,
+                obtain,
+                lambda decision, repeated: self._decided_on(job, wanted, decision, repeated),
+                compiles=1 if before is None else 2,
+            )
+        finally:
+            self._received.discard(wanted.key)
 
     def _stored_libraries(self, fetched: FetchedArtifact) -> FetchedArtifact:
         load.store_libraries(fetched.opened, self._settings.cache_dir)
@@ -314,12 +389,12 @@ class ArtifactSource:
             self._trust.refresh_if_stale(self.gateway.trust_document)
         return FetchedArtifact(stored, self._verified(stored, wanted), "disk_hit")
 
-    def _submit(self, wanted: ArtifactRequest) -> SubmittedCompile:
+    def _submit(self, wanted: ArtifactRequest, *, cache_only: bool = False) -> SubmittedCompile:
         """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""
         return self.gateway.submit(
             codec.compress(wanted.canonical),
             wanted.key,
-            cache_only=self._settings.mode == "cache",
+            cache_only=cache_only or self._settings.mode == "cache",
             deadline=self._settings.deadline,
         )
 
@@ -329,8 +404,9 @@ class ArtifactSource:
         """The gateway's artifact, on the disk from now on. waits: the program does."""
         answer = submitted.result()
         if waits:
-            self._report.add_seconds("wait", answer.wait_seconds, ago=answer.fetch_seconds)
-            self._report.add_seconds("fetch", answer.fetch_seconds)
+            about: About = {"trace_id": submitted.trace_id}
+            self._report.add_seconds("wait", answer.wait_seconds, ago=answer.fetch_seconds, about=about)
+            self._report.add_seconds("fetch", answer.fetch_seconds, about=about)
         try:
             opened = self._verified(answer.data, wanted)
         except CannotLoad:  # the service has the same one: do not download it at each start
@@ -434,9 +510,11 @@ class ArtifactSource:
         wanted: ArtifactRequest,
         obtain_here: Callable[[], A],
         take: Callable[[Decision, bool], A],
+        compiles: int = 1,
     ) -> A:
         """The artifact that the job decides on; this process obtains it if it is the first to need it, and else takes
-        it. take(decision, repeated): repeated, if this process has taken it before."""
+        it. take(decision, repeated): repeated, if this process has taken it before. compiles: how many the one that
+        obtains it waits for."""
         own: A | None = None
         failure: RelayError | None = None
 
@@ -452,7 +530,8 @@ class ArtifactSource:
 
         repeated = wanted.key in self._decided
         try:
-            decision = self._decided.get(wanted.key) or job.agree(wanted.key, self._settings.deadline, obtain)
+            seconds = compiles * self._settings.deadline
+            decision = self._decided.get(wanted.key) or job.agree(wanted.key, seconds, obtain)
         except JobUnreachable as error:
             self._leave_job(error)
             if failure is not None:

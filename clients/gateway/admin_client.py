@@ -16,6 +16,7 @@ from ...compiler.api.admin import (
     CollectReply,
     ImportReply,
     KeysReply,
+    NamespaceRemoval,
     NamespaceReply,
     ReindexReply,
     TokenRecord,
@@ -79,6 +80,10 @@ class AdminClient(HttpApi):
     def set_quota(self, name: str, quota: dict[str, float | None]) -> NamespaceReply:
         """Change the limits in `quota` (fields of Quota). Creates the namespace if it does not exist."""
         return self._call("PATCH", f"/v1/namespaces/{name}", NamespaceReply, quota)
+
+    def remove_namespace(self, name: str) -> NamespaceRemoval:
+        """Delete a part of it; to be repeated until its state is `done`. Raises NotFound, Forbidden."""
+        return self._call("DELETE", f"/v1/namespaces/{name}", NamespaceRemoval)
 
     def keys(self) -> KeysReply:
         return self._call("GET", "/v1/keys", KeysReply)

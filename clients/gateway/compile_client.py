@@ -1,13 +1,15 @@
 """Stage 4, the client's side: request an artifact from the gateway's HTTP API, and receive its bytes.
 
 POST /v1/compile answers with the artifact, or with 202; then follow_compile.py waits for the end of the compile, and
-the artifact is fetched. If the service no longer knows the compile, it is requested again. Every call has a total
-deadline, and ends at most one idle timeout after it.
+the artifact is fetched. Through an edge a client first asks for the artifact by key, and sends the graph if there is
+none. If the service no longer knows the compile, it is requested again. Every call has a total deadline, and ends at
+most one idle timeout after it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
 from ...compiler.api.sign_in import SignInReply
+from ...compiler.api.trace_context import TRACE_HEADER
 from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
@@ -26,6 +29,7 @@ from .connection import HttpResponse, backoff, decode
 from .deadline import Deadline
 from .follow_compile import CompileWait
 from .http_api import QUICK_SECONDS, HttpApi
+from .trace import trace_of_caller
 
 _AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
@@ -62,7 +66,10 @@ class SubmittedCompile:
         self, client: GatewayClient, body: bytes, key: str, *, cache_only: bool, clock: Deadline
     ) -> None:
         self._client = client
-        self._arguments = (body, key, cache_only, clock)
+        trace = trace_of_caller()
+        self.trace_id = trace.trace_id
+        """Of the graph's requests and of all that they cause at the service: 32 hex digits."""
+        self._arguments = (body, key, cache_only, clock, {TRACE_HEADER: trace.header})
         self._start = time.monotonic()
         self._answer = client._submit(*self._arguments)
         self._accepted = time.monotonic()
@@ -74,7 +81,7 @@ class SubmittedCompile:
 
     def result(self) -> FetchResult:
         """The artifact, after the end of its compile. Raises as `GatewayClient.compile` does."""
-        _, key, _, clock = self._arguments
+        _, key, _, clock, headers = self._arguments
         lost: NotFound | None = None
         for attempt in range(_SUBMISSIONS):
             if attempt:
@@ -83,9 +90,9 @@ class SubmittedCompile:
             data, waited = self._answer.body, 0.0
             if not self.hit:
                 try:
-                    CompileWait(self._client._connection, key, clock).run()
+                    CompileWait(self._client._connection, key, clock, headers).run()
                     waited = time.monotonic() - self._accepted
-                    data = self._client._fetch(key, clock)
+                    data = self._client._fetch(key, clock, headers)
                 except NotFound as error:
                     lost = error
                     clock.sleep(backoff(0))
@@ -119,10 +126,17 @@ class GatewayClient(HttpApi):
         does."""
         return SubmittedCompile(self, body, key, cache_only=cache_only, clock=Deadline(deadline))
 
-    def _submit(self, body: bytes, key: str, cache_only: bool, clock: Deadline) -> HttpResponse:
-        path = "/v1/compile?wait=cache" if cache_only else "/v1/compile"
-        headers = {"Content-Type": codec.GRAPH_MEDIA_TYPE}
+    def _submit(
+        self, body: bytes, key: str, cache_only: bool, clock: Deadline, headers: Mapping[str, str]
+    ) -> HttpResponse:
         limit = self._settings.max_response_bytes
+        if self._connection.behind_edge:
+            use = {**headers, compiles.USE_HEADER: "hit"}
+            found = self._connection.exchange("GET", f"/v1/artifacts/{key}", clock, headers=use, limit=limit)
+            if found.status == 200:
+                return found
+        path = "/v1/compile?wait=cache" if cache_only else "/v1/compile"
+        headers = {**headers, "Content-Type": codec.GRAPH_MEDIA_TYPE}
         try:
             answer = self._connection.request("POST", path, clock, content=body, headers=headers, limit=limit)
         except NotFound:
@@ -138,9 +152,10 @@ class GatewayClient(HttpApi):
         """A published artifact's bytes, not yet verified. Raises NotFound."""
         return self._fetch(key, Deadline(deadline))
 
-    def _fetch(self, key: str, clock: Deadline) -> bytes:
+    def _fetch(self, key: str, clock: Deadline, headers: Mapping[str, str] | None = None) -> bytes:
         limit = self._settings.max_response_bytes
-        return self._connection.request("GET", f"/v1/artifacts/{key}", clock, limit=limit).body
+        path = f"/v1/artifacts/{key}"
+        return self._connection.request("GET", path, clock, headers=headers, limit=limit).body
 
     # --- jobs and scripts ----------------------------------------------------------------------------------
 

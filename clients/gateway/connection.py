@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from ...compiler import VERSION, decoding, errors
 from ...compiler.api import compiles
+from ...compiler.api.protocols import CLIENTS, PROTOCOL_HEADER, number_in
 from ...compiler.errors import (
     ArtifactError,
     Forbidden,
@@ -29,6 +30,7 @@ from ...compiler.errors import (
     LimitExceeded,
     NotFound,
     Overloaded,
+    ProtocolMismatch,
     RelayError,
     SchemaMismatch,
     ServiceError,
@@ -89,6 +91,8 @@ class Connection:
         self._dead_until = 0.0
         self.trust_serial = 0
         """Serial of the gateway's trust document, from the latest response; 0 if there was none."""
+        self.behind_edge = False
+        """Whether the latest response came through an edge, which answers hits by key from its memory."""
         if self._bearer.sends_any and settings.url.startswith("http://") and not settings.loopback:
             warnings.warn(
                 f"torchrelay: the token travels unencrypted to {settings.url}. "
@@ -163,7 +167,8 @@ class Connection:
         idle: float | None = None,
     ) -> Iterator[httpx2.Response]:
         """A response whose body is still to be read. idle: seconds without a byte before a ReadTimeout (default and
-        maximum: the settings'). Raises httpx2.TransportError; Unauthenticated where a sign-in has ended."""
+        maximum: the settings'). Raises httpx2.TransportError; Unauthenticated where a sign-in has ended;
+        ProtocolMismatch where the gateway is too old for this client."""
         client = self._connected()
         token = self._bearer.token()
         sent = {**headers, "Authorization": f"Bearer {token}"} if token else dict(headers)
@@ -184,10 +189,19 @@ class Connection:
                     f"something before {self._settings.url} compresses its answers",
                     hint="Have the proxy pass them on as they are",
                 )
+            self._check_protocol(response.headers.get(PROTOCOL_HEADER))
             serial = response.headers.get("x-torchrelay-trust", "")
             if serial.isdecimal() and len(serial) <= _SERIAL_DIGITS:
                 self.trust_serial = int(serial)
+            self.behind_edge = compiles.EDGE_HEADER in response.headers
             yield response
+
+    def _check_protocol(self, header: str | None) -> None:
+        try:
+            number = number_in(header)
+        except ValueError as error:
+            raise ProtocolMismatch(f"{self._settings.url} answered {error}") from None
+        CLIENTS.check(number, own="this client", other=f"the gateway at {self._settings.url}")
 
     def _connected(self) -> httpx2.Client:
         if not self._settings.url:
@@ -203,7 +217,11 @@ class Connection:
 
     def _new_client(self) -> httpx2.Client:
         _quiet()
-        headers = {"User-Agent": f"torchrelay/{VERSION}", "Accept-Encoding": "identity"}
+        headers = {
+            "User-Agent": f"torchrelay/{VERSION}",
+            "Accept-Encoding": "identity",
+            PROTOCOL_HEADER: str(CLIENTS.number),
+        }
         return httpx2.Client(
             headers=headers,
             follow_redirects=False,

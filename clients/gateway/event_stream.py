@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TypeVar
 
 import httpx2
@@ -28,17 +28,26 @@ class EventStream:
     (monotonic time).
     """
 
-    def __init__(self, connection: Connection, path: str, clock: Deadline, *, after: str = "") -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        path: str,
+        clock: Deadline,
+        *,
+        after: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._connection = connection
         self._path = path
         self._clock = clock
+        self._headers = headers or {}
         self.last_id = after
         self.last_read = time.monotonic()
 
     def read(self) -> Generator[httpx2.ServerSentEvent, None, None]:
         """The events of one connection, until it ends. Raises the typed error of a response that is not 200,
         MalformedRequest, DeadlineExceeded, httpx2.TransportError."""
-        headers = {"Accept": "text/event-stream"}
+        headers = {**self._headers, "Accept": "text/event-stream"}
         if self.last_id:
             headers["Last-Event-ID"] = self.last_id
         with self._connection.open("GET", self._path, self._clock, headers=headers) as response:

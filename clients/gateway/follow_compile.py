@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 
 import httpx2
 from msgspec import Struct
@@ -35,11 +36,13 @@ class _ProgressEvent(Struct):
 class CompileWait:
     """The wait for one accepted compile."""
 
-    def __init__(self, connection: Connection, key: str, clock: Deadline) -> None:
+    def __init__(self, connection: Connection, key: str, clock: Deadline, headers: Mapping[str, str]) -> None:
+        """headers: of each of its requests."""
         self._connection = connection
         self._path = f"/v1/compiles/{key}"
         self._clock = clock
-        self._stream = EventStream(connection, f"{self._path}/events", clock)
+        self._headers = headers
+        self._stream = EventStream(connection, f"{self._path}/events", clock, headers=headers)
         self._streaming = True
 
     def run(self) -> None:
@@ -80,7 +83,7 @@ class CompileWait:
 
     def _poll(self) -> _ProgressEvent | None:
         with self._connection.open(
-            "GET", self._path, self._clock, headers={}, idle=_POLL_SECONDS
+            "GET", self._path, self._clock, headers=self._headers, idle=_POLL_SECONDS
         ) as response:
             body = read_body(response, JSON_BYTES, self._clock)
             if response.status_code != 200:

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from ...compiler.api.training.events import LogLines, NumberedEvent, StepMetrics, TrainEvent
+from ...compiler import decoding
+from ...compiler.api.training.events import LogLines, NumberedEvent, StepMetrics, TrainEvent, read_events
 from ...compiler.api.training.jobs import (
     TRAIN_ENDED,
     PackageStored,
@@ -20,7 +21,7 @@ from ...compiler.api.training.jobs import (
     TrainRequest,
     TrainsReply,
 )
-from ...compiler.errors import RelayError
+from ...compiler.errors import RelayError, SchemaMismatch
 from .connection import decode
 from .event_stream import follow_events
 from .http_api import SLOW_SECONDS, HttpApi, find_job, with_query
@@ -106,9 +107,9 @@ class TrainingJobsClient(HttpApi):
             body = self._send("GET", page, seconds=SLOW_SECONDS, limit=_PAGE_BYTES)
             lines = [line for line in body.split(b"\n") if line.strip()]
             for line in lines:
-                numbered = decode(line, NumberedEvent)
-                after = max(after, numbered.number)
-                yield numbered
+                for numbered in _decode_events(b"[" + line + b"]"):
+                    after = max(after, numbered.number)
+                    yield numbered
             if not lines:
                 return
 
@@ -137,6 +138,13 @@ def _decode_event(event: httpx2.ServerSentEvent) -> NumberedEvent | None:
         msgspec.json.encode({"number": int(event.id), "event": msgspec.Raw(event.data.encode())}),
         NumberedEvent,
     )
+
+
+def _decode_events(data: bytes) -> list[NumberedEvent]:
+    try:
+        return read_events(data, decoding.from_json)
+    except msgspec.MsgspecError as error:
+        raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
 
 
 _TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(TrainEvent))

@@ -32,9 +32,11 @@ from .start_trace import About, StartTrace
 
 _log = logging.getLogger(__name__)
 
-Outcome = Literal["hit", "disk_hit", "miss", "coalesced", "shared", "background", "fallback", "raised"]
-"""shared: another process of the job fetched it. background: it runs eagerly while the service compiles it.
-raised: the error went to the program, in mode `require`."""
+Outcome = Literal[
+    "hit", "disk_hit", "miss", "coalesced", "shared", "background", "untuned", "fallback", "raised"
+]
+"""shared: another process of the job fetched it. background: it runs eagerly, or untuned, while the service compiles
+it. untuned: it stays so, because the search failed. raised: the error went to the program, in mode `require`."""
 Stage = Literal[
     "lookup", "digests", "guards", "install", "trace", "encode", "key", "wait", "fetch", "verify", "load"
 ]
@@ -53,9 +55,20 @@ class FallbackWarning(UserWarning):
     """A graph was compiled locally, not by the service; the text says why and what to do."""
 
 
+class UntunedRun(Struct, frozen=True, kw_only=True):
+    """The artifact without a search that a graph runs until the tuned one takes over, or ran. key, outcome: of that
+    artifact. seconds: from the request to its first call. calls: how often it ran; None while it runs."""
+
+    key: str
+    outcome: Outcome
+    seconds: float
+    calls: int | None = None
+
+
 class GraphRecord(Struct, frozen=True, kw_only=True):
     """One graph. key: 64 hex digits, '' if it has none. seconds: from the request to the callable. reason: the code of
-    the error that kept the graph from being served, or ''. eager_calls: how often it ran eagerly before that."""
+    the error that kept the graph from being served, or ''. eager_calls: how often it ran eagerly before another version
+    took over. untuned: that version, if it was not the one that was asked for."""
 
     key: str
     outcome: Outcome
@@ -63,6 +76,7 @@ class GraphRecord(Struct, frozen=True, kw_only=True):
     nodes: int
     reason: str = ""
     eager_calls: int = 0
+    untuned: UntunedRun | None = None
 
 
 class TracedFunction(Struct, frozen=True):
@@ -79,8 +93,9 @@ class Report(Struct, frozen=True, kw_only=True):
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: prefetches
     that failed. programs: functions that started without tracing. traced: functions that did not although programs are
-    on, and why; the first 1000. background: run eagerly now, while the service compiles them. fallbacks: compiled
-    locally, by error code. alone: graphs on which this process decided without the other processes of its job, by
+    on, and why; the first 1000. background: run eagerly or untuned now, while the service compiles them. untuned: run
+    now without the search that was asked for, because it has not ended or has failed. fallbacks: compiled locally, by
+    error code. alone: graphs on which this process decided without the other processes of its job, by
     error code. autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures:
     exchanges of such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest
     1000, and after them those in the background.
@@ -96,6 +111,7 @@ class Report(Struct, frozen=True, kw_only=True):
     programs: int
     traced: tuple[TracedFunction, ...]
     background: int
+    untuned: int
     fallbacks: dict[str, int]
     alone: dict[str, int]
     autotune_hits: int
@@ -156,13 +172,15 @@ class RunReport:
             self._trace.time_imports()
         return self._trace
 
-    def add_seconds(self, stage: Stage, seconds: float, *, ago: float = 0.0) -> None:
-        """A stage that took `seconds`, until `ago` seconds ago."""
+    def add_seconds(
+        self, stage: Stage, seconds: float, *, ago: float = 0.0, about: About | None = None
+    ) -> None:
+        """A stage that took `seconds`, until `ago` seconds ago. about: what a trace says of it."""
         ended = time.perf_counter() - ago
         with self._lock:
             self._seconds[stage] += seconds
         if self._trace is not None and seconds:
-            self._trace.add("stage", stage, ended - seconds, ended)
+            self._trace.add("stage", stage, ended - seconds, ended, about)
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -193,64 +211,38 @@ class RunReport:
         seconds: float = 0.0,
         began: float | None = None,
         nodes: int = 0,
-        eager_calls: int = 0,
     ) -> None:
         """Counts a graph that was served. began: when time.perf_counter read so; instead of seconds. A fallback goes to
         `fallback`, which needs the error."""
         if began is not None:
             seconds = time.perf_counter() - began
-        self._append(
-            GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes, eager_calls=eager_calls),
-            began,
-        )
+        self._append(GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes), began)
 
-    def fallback(
-        self,
-        error: RelayError,
-        *,
-        key: str = "",
-        seconds: float = 0.0,
-        nodes: int = 0,
-        eager_calls: int = 0,
-    ) -> None:
+    def fallback(self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
         """Counts a graph that is compiled locally because of `error`, and warns if its code is new."""
         self._append(
-            GraphRecord(
-                key=key,
-                outcome="fallback",
-                seconds=seconds,
-                nodes=nodes,
-                reason=error.code,
-                eager_calls=eager_calls,
-            )
+            GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
         )
         self.warn_once(error)
 
-    def raised(
-        self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0, eager_calls: int = 0
-    ) -> None:
+    def raised(self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
         """Lists a graph whose error is raised; it counts as neither served nor compiled."""
         self._append(
-            GraphRecord(
-                key=error.key,
-                outcome="raised",
-                seconds=seconds,
-                nodes=nodes,
-                reason=error.code,
-                eager_calls=eager_calls,
-            )
+            GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
         )
 
-    def begin_background(self, *, key: str, nodes: int) -> GraphRecord:
-        """Lists a graph that runs eagerly from now on, until `end_background` of what this returns."""
-        record = GraphRecord(key=key, outcome="background", seconds=0.0, nodes=nodes)
+    def background(self, record: GraphRecord, before: GraphRecord | None = None) -> GraphRecord:
+        """Lists a graph that does not run yet what it was compiled for, in place of `before`, until `end_background` of
+        what this returns."""
         with self._lock:
-            self._background.append(record)
+            self._background = [other for other in self._background if other is not before] + [record]
         return record
 
-    def end_background(self, record: GraphRecord) -> None:
+    def end_background(self, record: GraphRecord, ended: GraphRecord) -> None:
+        """Counts a graph that was listed as `record` as `ended`, by its outcome."""
         with self._lock:
             self._background = [other for other in self._background if other is not record]
+        self._append(ended)
 
     def alone(self, error: RelayError) -> None:
         """Counts a graph on which this process decides without the other processes of its job. The first one of each
@@ -298,13 +290,13 @@ class RunReport:
         with self._lock:
             self._prefetch_failures += 1
 
-    def warn_once(self, error: RelayError) -> None:
-        """Warns once for each error code in a process; later ones are logged at level info. Raises FallbackWarning only
-        if a filter names it."""
+    def warn_once(self, error: RelayError, what: str = "compiled locally") -> None:
+        """Warns once for each error code in a process; later ones are logged at level info. what: became of the graph.
+        Raises FallbackWarning only if a filter names it."""
         with self._lock:
             first = error.code not in self._warned
             self._warned.add(error.code)
-        text = f"torchrelay: compiled locally: {error}"
+        text = f"torchrelay: {what}: {error}"
         if not first:
             _log.info("%s", text)
             return
@@ -329,6 +321,8 @@ class RunReport:
                 programs=self._programs,
                 traced=tuple(self._traced),
                 background=len(self._background),
+                untuned=self._outcomes["untuned"]
+                + sum(each.untuned is not None for each in self._background),
                 fallbacks=dict(self._fallbacks),
                 alone=dict(self._alone),
                 autotune_hits=self._autotune_hits,

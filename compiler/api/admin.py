@@ -20,7 +20,7 @@ own autotuners. tune, train: start tuning and training jobs. admin: everything."
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
-class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `POST /v1/tokens`. expires_seconds: from now; null: never."""
 
     name: Annotated[str, Meta(pattern="^[A-Za-z0-9._@-]{1,64}$")]
@@ -164,6 +164,14 @@ class NamespaceReply(Struct, frozen=True, kw_only=True):
     """From now; 0: the next compile begins a period."""
     bytes: int
     artifacts: int
+
+
+class NamespaceRemoval(Struct, frozen=True):
+    """Answer of `DELETE /v1/namespaces/{name}`, which deletes a part and is repeated until `done`. jobs, compiles: so
+    many are open, and nothing is deleted; deleting: so many objects of the blob store were."""
+
+    state: Literal["jobs", "compiles", "deleting", "done"]
+    count: int
 
 
 class KeysReply(Struct, frozen=True):

@@ -9,6 +9,11 @@ from msgspec import Meta, Struct
 from ..request.key_diff import KeyDifference
 from ..request.schema import Target, Toolchain
 
+USE_HEADER = "Torchrelay-Use"
+"""`hit` with `GET /v1/artifacts/{key}`: the request stands for one of a compile, and counts as that."""
+EDGE_HEADER = "X-Torchrelay-Edge"
+"""On every answer that comes through an edge (deploy/edge/nginx.conf)."""
+
 
 class NearestEntry(Struct, frozen=True):
     """The cache's entry that is nearest to a request. created: seconds since 1970. seconds: its compile time."""
@@ -36,7 +41,7 @@ class MissExplanation(Struct, frozen=True):
 Stage = Literal["queued", "aot", "inductor", "search", "autotune", "verify", "publish", "done", "failed"]
 
 
-class CompileProgress(Struct, frozen=True, forbid_unknown_fields=True):
+class CompileProgress(Struct, frozen=True):
     """One event of a compile. seconds: since it was queued."""
 
     stage: Stage
@@ -44,13 +49,13 @@ class CompileProgress(Struct, frozen=True, forbid_unknown_fields=True):
     detail: str = ""
 
 
-class ErrorBody(Struct, frozen=True, forbid_unknown_fields=True):
+class ErrorBody(Struct, frozen=True):
     code: str
     message: str
     hint: str = ""
 
 
-class CompileStatus(Struct, frozen=True, forbid_unknown_fields=True):
+class CompileStatus(Struct, frozen=True):
     """Answer of `202 POST /v1/compile` and of `GET /v1/compiles/{key}`."""
 
     key: str
@@ -64,7 +69,7 @@ class CompileStatus(Struct, frozen=True, forbid_unknown_fields=True):
     history: list[CompileProgress] = []
 
 
-class AgreedOutcome(Struct, frozen=True, forbid_unknown_fields=True):
+class AgreedOutcome(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a job's ranks agree on for a key: the SHA-256 of an artifact's file, or why there is none."""
 
     digest: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
@@ -74,7 +79,7 @@ class AgreedOutcome(Struct, frozen=True, forbid_unknown_fields=True):
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 
-class ScriptUse(Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptUse(Struct, frozen=True):
     """Body of `POST /v1/prefetch`: a script's ids, the most exact first, and the keys that it used, in order.
 
     prefetched: those of them that prefetching had fetched before they were needed.
@@ -85,18 +90,18 @@ class ScriptUse(Struct, frozen=True, forbid_unknown_fields=True):
     prefetched: Annotated[list[Digest], Meta(max_length=256)] = []
 
 
-class ScriptArtifact(Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptArtifact(Struct, frozen=True):
     key: Digest
     size: int
 
 
-class ScriptArtifacts(Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptArtifacts(Struct, frozen=True):
     """Answer of `GET /v1/prefetch/{script}`; empty for a script that is not known."""
 
     artifacts: list[ScriptArtifact]
 
 
-class WorkerInfo(Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerInfo(Struct, frozen=True):
     id: str
     toolchain: Toolchain
     target: Target

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Protocol
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -35,9 +35,47 @@ MAX_HEAD_BYTES = MAX_MANIFEST_BYTES + (1 << 20)
 MAX_RATIO = 256
 """How many times what they take here the members may have unpacked, together; past SMALL_BYTES."""
 SMALL_BYTES = 64 << 20
+PIECE_BYTES = 1 << 20
+"""What is read of an artifact's file at a time."""
 _LENGTH = struct.Struct("<I")
+_FIRST_BYTES = len(MAGIC) + _LENGTH.size
 _MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\-]*(/[A-Za-z0-9_][A-Za-z0-9_.+\-]*)*", re.ASCII)
 """Relative, and no part of it is hidden or leads upwards: whoever writes a member to a folder stays inside."""
+
+
+class ArtifactFile(Protocol):
+    """An artifact's file: its bytes, or a large one on disk, of which a slice is read when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+class Resigned:
+    """A file with another head before its members, which are not copied."""
+
+    def __init__(self, head: bytes, file: ArtifactFile) -> None:
+        self._head = head
+        self._file = file
+        self._shift = head_bytes(file[:_FIRST_BYTES]) - len(head)
+
+    def __len__(self) -> int:
+        return len(self._file) - self._shift
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        head = len(self._head)
+        return (
+            self._head[start:stop]
+            + self._file[max(start, head) + self._shift : max(stop, head) + self._shift]
+        )
+
+
+def pieces(data: ArtifactFile, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """The bytes from `start` to `stop`, default all, in pieces of at most PIECE_BYTES."""
+    stop = len(data) if stop is None else stop
+    for at in range(start, stop, PIECE_BYTES):
+        yield data[at : min(at + PIECE_BYTES, stop)]
 
 
 class Signature(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -72,7 +110,8 @@ def pack(manifest: artifact_manifest.Manifest, members: Mapping[str, bytes]) -> 
     if [m.name for m in manifest.members] != list(members):
         raise ArtifactError("the manifest's members are not the ones packed")
     frames = [codec.compress(data) for data in members.values()]
-    return _assemble(Envelope(msgspec.msgpack.encode(manifest), [len(f) for f in frames]), frames)
+    head = _head(Envelope(msgspec.msgpack.encode(manifest), [len(f) for f in frames]))
+    return b"".join((head, *frames))
 
 
 def sign(
@@ -93,7 +132,7 @@ def sign(
 
 
 def make_signature(
-    data: bytes,
+    data: ArtifactFile,
     signer: PrivateKey,
     *,
     key: str,
@@ -109,22 +148,31 @@ def make_signature(
     """
     if len(data) > artifact_manifest.MAX_ARTIFACT_BYTES:
         raise ArtifactError(f"the artifact has {len(data)} bytes")
-    envelope, body = _split(data)
-    _open(envelope, body, key)
+    envelope, start = _split(data)
+    _open(envelope, data, start, key)
     _check_room(envelope)
     statement = Statement(key_id(signer.public_key()), namespace, signed_at, epoch, origin)
     return Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
 
 
-def with_signature(data: bytes, signature: Signature, trust: Trust | None = None) -> bytes:
-    """The file with `signature` after those that it has. Raises ArtifactError; SignatureError if `trust` is given, and
-    does not accept it for this file."""
-    envelope, body = _split(data)
+def with_signature(data: bytes, signature: Signature) -> bytes:
+    """The file with `signature` after those that it has. Raises ArtifactError."""
+    return with_head(data, head_with(data, signature))
+
+
+def with_head(data: bytes, head: bytes) -> bytes:
+    """The file with `head` before its members."""
+    return b"".join((head, memoryview(data)[head_bytes(data) :]))
+
+
+def head_with(data: ArtifactFile, signature: Signature, trust: Trust | None = None) -> bytes:
+    """What stands before the members once `signature` is after those that the file has. Raises ArtifactError;
+    SignatureError if `trust` is given, and does not accept it for this file."""
+    envelope, _ = _split(data)
     if trust is not None:
         _check_signature(signature, envelope.manifest, trust)
     _check_room(envelope)
-    signed = msgspec.structs.replace(envelope, signatures=[*envelope.signatures, signature])
-    return _assemble(signed, [body])
+    return _head(msgspec.structs.replace(envelope, signatures=[*envelope.signatures, signature]))
 
 
 def _check_room(envelope: Envelope) -> None:
@@ -144,20 +192,20 @@ def verify(data: bytes, trust: Trust, *, key: str) -> Artifact:
     Raises SignatureError when no signature is one that `trust` accepts, ArtifactError when the artifact is damaged
     or answers another key.
     """
-    envelope, body = _split(data)
+    envelope, start = _split(data)
     statement = _believed(envelope, trust)
     members: dict[str, bytes] = {}
-    return Artifact(_open(envelope, body, key, members), members, statement)
+    return Artifact(_open(envelope, data, start, key, members), members, statement)
 
 
-def check(data: bytes, trust: Trust, *, key: str) -> tuple[artifact_manifest.Manifest, Statement]:
+def check(data: ArtifactFile, trust: Trust, *, key: str) -> tuple[artifact_manifest.Manifest, Statement]:
     """As `verify`, without holding the members."""
-    envelope, body = _split(data)
+    envelope, start = _split(data)
     statement = _believed(envelope, trust)
-    return _open(envelope, body, key), statement
+    return _open(envelope, data, start, key), statement
 
 
-def check_head(head: bytes, size: int, trust: Trust, *, key: str) -> Statement:
+def check_head(head: ArtifactFile, size: int, trust: Trust, *, key: str) -> Statement:
     """As `check`, of what stands before the members alone: who signed which manifest, and for which key. `size`: of the
     whole file. The members, which `head` may lack, are not looked at."""
     envelope, start = _envelope(head)
@@ -169,21 +217,20 @@ def check_head(head: bytes, size: int, trust: Trust, *, key: str) -> Statement:
 
 def head_bytes(beginning: bytes) -> int:
     """How many bytes stand before the members; the file's first 12 tell it. Raises ArtifactError."""
-    start = len(MAGIC) + _LENGTH.size
-    if len(beginning) < start or not beginning.startswith(MAGIC):
+    if len(beginning) < _FIRST_BYTES or not beginning.startswith(MAGIC):
         raise ArtifactError("not an artifact: the first bytes are wrong")
-    length = start + int(_LENGTH.unpack_from(beginning, len(MAGIC))[0])
+    length = _FIRST_BYTES + int(_LENGTH.unpack_from(beginning, len(MAGIC))[0])
     if length > MAX_HEAD_BYTES:
         raise ArtifactError(f"the artifact's head has {length} bytes")
     return length
 
 
-def read_manifest(data: bytes) -> artifact_manifest.Manifest:
+def read_manifest(data: ArtifactFile) -> artifact_manifest.Manifest:
     """The manifest alone, unverified: for listings and logs, never for loading. The file's head is enough."""
     return _manifest(_envelope(data)[0])
 
 
-def statements(data: bytes) -> list[Statement]:
+def statements(data: ArtifactFile) -> list[Statement]:
     """What the signatures say, unverified: for listings and logs. The last is the latest. The head is enough."""
     return [signature.statement for signature in _envelope(data)[0].signatures]
 
@@ -209,15 +256,17 @@ def _check_signature(signature: Signature, manifest: bytes, trust: Trust) -> Non
         raise SignatureError("the signature does not match its statement and manifest") from None
 
 
-def _assemble(envelope: Envelope, parts: Iterable[bytes | memoryview]) -> bytes:
-    head = msgspec.msgpack.encode(envelope)
-    return b"".join((MAGIC, _LENGTH.pack(len(head)), head, *parts))
+def _head(envelope: Envelope) -> bytes:
+    """What stands before the members."""
+    encoded = msgspec.msgpack.encode(envelope)
+    return b"".join((MAGIC, _LENGTH.pack(len(encoded)), encoded))
 
 
-def _split(data: bytes) -> tuple[Envelope, memoryview]:
+def _split(data: ArtifactFile) -> tuple[Envelope, int]:
+    """The envelope of a whole file, and where the members begin."""
     envelope, start = _envelope(data)
     _check_size(envelope, len(data) - start)
-    return envelope, memoryview(data)[start:]
+    return envelope, start
 
 
 def _check_size(envelope: Envelope, body_bytes: int) -> None:
@@ -225,13 +274,13 @@ def _check_size(envelope: Envelope, body_bytes: int) -> None:
         raise ArtifactError("the artifact's members are cut short or run over")
 
 
-def _envelope(data: bytes) -> tuple[Envelope, int]:
+def _envelope(data: ArtifactFile) -> tuple[Envelope, int]:
     """The envelope, and where the members begin."""
-    start = head_bytes(data)
+    start = head_bytes(data[:_FIRST_BYTES])
     if len(data) < start:
         raise ArtifactError("the artifact is cut short")
     try:
-        return decoding.from_msgpack(data[len(MAGIC) + _LENGTH.size : start], type=Envelope), start
+        return decoding.from_msgpack(data[_FIRST_BYTES:start], type=Envelope), start
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"the artifact's envelope cannot be read: {error}") from None
 
@@ -246,32 +295,32 @@ def _manifest(envelope: Envelope) -> artifact_manifest.Manifest:
 
 
 def _open(
-    envelope: Envelope, body: memoryview, key: str, members: dict[str, bytes] | None = None
+    envelope: Envelope, data: ArtifactFile, start: int, key: str, members: dict[str, bytes] | None = None
 ) -> artifact_manifest.Manifest:
-    """The manifest, once everything that it says of the members holds. `members`: gets their bytes; without it, no more
-    than a piece of one is held."""
-    manifest = _checked_manifest(envelope, len(body), key)
+    """The manifest, once everything that it says of the members holds, which begin at `start`. `members`: gets their
+    bytes; without it, no more than a piece of one is held."""
+    manifest = _checked_manifest(envelope, len(data) - start, key)
     seen: set[str] = set()
-    position = 0
+    position = start
     for entry, size in zip(manifest.members, envelope.frames, strict=True):
         if not _MEMBER_NAME.fullmatch(entry.name):
             raise ArtifactError(f"member name {entry.name[:80]!r} is not allowed")
         if entry.name in seen:
             raise ArtifactError(f"member {entry.name!r} is listed twice")
         seen.add(entry.name)
-        digest, pieces, length = hashlib.sha256(), [], 0
+        digest, held, length = hashlib.sha256(), [], 0
         try:
-            for piece in codec.decompressed(body[position : position + size], entry.size):
+            for piece in codec.decompressed(pieces(data, position, position + size), entry.size):
                 digest.update(piece)
                 length += len(piece)
                 if members is not None:
-                    pieces.append(piece)
+                    held.append(piece)
         except (MalformedRequest, LimitExceeded):
             raise ArtifactError(f"member {entry.name!r} is damaged") from None
         if length != entry.size or digest.hexdigest() != entry.sha256:
             raise ArtifactError(f"member {entry.name!r} does not match its digest")
         if members is not None:
-            members[entry.name] = b"".join(pieces)
+            members[entry.name] = b"".join(held)
         position += size
     return manifest
 

@@ -56,10 +56,14 @@ DEFAULTS = PipelineSettings()
 
 
 def preload() -> None:
-    """Import all that a compile needs, and compile once, without using a GPU. Called before a fork server forks."""
+    """Import all that a compile needs, without using a GPU. Called before a fork server forks."""
     inductor_preload.preload_compiler()
+
+
+def compile_once(folder: Path) -> None:
+    """What else a fork server does for all of its children: a small compile, with temporary files in `folder`."""
     try:
-        warm_up.warm_up()
+        warm_up.warm_up(folder)
     except Exception:  # a job that has the same problem reports it itself
         traceback.print_exc()
 

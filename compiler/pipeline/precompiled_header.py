@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from ..api.tuning.search_order import SearchJobSpec
 from ..graph import inductor_options
 from ..request import cpu_isa as targets
 from ..request import schema
@@ -30,19 +26,9 @@ def name_for(target: schema.Target) -> str:
     return " ".join(target.cpu) or "any" if target.kind == "cpu" else ""
 
 
-def build(request: schema.GraphRequest, folder: Path) -> None:
-    """Make the header for the request's target in `folder`. Raises Inductor's CppCompileError."""
-    plain = msgspec.structs.replace(request, mode="default", options=[])
-    _build(request.target, inductor_options.options_of(plain, threads=1), folder)
-
-
-def build_for_searches(order: SearchJobSpec, folder: Path) -> None:
-    """The same, for the kernels that a search builds."""
-    options = inductor_options.search_options(order.toolchain.torch, order.threads, threads=1)
-    _build(order.target, options, folder)
-
-
-def _build(target: schema.Target, options: Mapping[str, Any], folder: Path) -> None:
+def build(target: schema.Target, torch_version: str, folder: Path) -> None:
+    """Make the header for `target` in `folder`. Raises Inductor's CppCompileError."""
+    options = inductor_options.search_options(torch_version, kernel_threads=1, threads=1)
     cpu = target.cpu
     with (
         precompiled_header.header_directory(folder),

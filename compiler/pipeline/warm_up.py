@@ -7,6 +7,7 @@ Nothing is built or run.
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from . import program as pipeline_program
 
 
 @devices.without_fake_gpus()
-def warm_up() -> None:
-    """Generate the code of a small training step for this machine's processor.
+def warm_up(folder: Path) -> None:
+    """Generate the code of a small training step for this machine's processor, with temporary files in `folder`.
 
     Does nothing on a machine with a GPU: autograd would start a thread for it, and a process with threads or with a
     GPU in use cannot fork.
@@ -45,8 +46,8 @@ def warm_up() -> None:
     tracing.attach_dynamo_metadata(gm, list(zip(placeholders, inputs, [""] * 7, strict=True)))
     program = pipeline_program.Program(gm, inputs, fake_mode, {}, {})
     with (
-        tempfile.TemporaryDirectory(prefix="relay-") as folder,
-        patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=folder),
+        tempfile.TemporaryDirectory(prefix="relay-", dir=folder) as caches,
+        patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=caches),
         forked_backward.without_cpp_builds(),
         naming.restoring_graph_counters(),
         torch.random.fork_rng(devices=[]),

@@ -5,7 +5,7 @@ Decoding checks types and bounds. What a request names is checked by validate.py
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -85,26 +85,28 @@ def unpacked_size(data: bytes, limit: int) -> int:
 
 def decompress(data: bytes, limit: int) -> bytes:
     """Decompress at most `limit` bytes; raises LimitExceeded past it and MalformedRequest on garbage."""
-    return b"".join(decompressed(data, limit, piece=limit + 1))
+    return b"".join(decompressed([data], limit, piece=limit + 1))
 
 
-def decompressed(data: bytes | memoryview, limit: int, *, piece: int = _PIECE) -> Iterator[bytes]:
-    """As `decompress`, in pieces of at most `piece` bytes."""
+def decompressed(parts: Iterable[bytes], limit: int, *, piece: int = _PIECE) -> Iterator[bytes]:
+    """As `decompress`, of a frame that comes in parts, and in pieces of at most `piece` bytes. What is held besides is
+    one part: the decompressor copies what it has not used of it."""
+    unread = iter(parts)
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
     size = 0
     while not decompressor.eof:
+        part = next(unread, b"") if decompressor.needs_input else b""
         try:
-            out = decompressor.decompress(data, max_length=piece)
+            out = decompressor.decompress(part, max_length=piece)
         except zstd.ZstdError as error:
             raise MalformedRequest(f"body is not a zstd frame: {error}") from None
-        data = b""
         size += len(out)
         if size > limit:
             raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
-        if not out and decompressor.needs_input:
+        if not out and not part and decompressor.needs_input:
             raise MalformedRequest("body ends inside its zstd frame")
         yield out
-    if decompressor.unused_data:
+    if decompressor.unused_data or next(unread, b""):
         raise MalformedRequest("bytes follow the body's zstd frame")
 
 
@@ -133,18 +135,6 @@ def unpack_request(body: bytes, limits: Limits = Limits()) -> GraphRequest:  # n
     if request.schema != SCHEMA:
         raise SchemaMismatch(f"request has schema {request.schema}, this side speaks {SCHEMA}")
     return request
-
-
-class _KernelsOnly(Struct):
-    kernels: list[msgspec.Raw] = []
-
-
-def holds_source(canonical: bytes) -> bool:
-    """Whether a request's canonical bytes hold source of user-written kernels."""
-    try:
-        return bool(decoding.from_msgpack(canonical, type=_KernelsOnly).kernels)
-    except msgspec.MsgspecError:
-        return False  # not a request: nothing of it will be run
 
 
 class _SchemaOnly(Struct):

@@ -71,20 +71,22 @@ torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var
     "programs": """
 torch._C._dynamo.guards: GlobalStateGuard ()
 torch._dynamo.backends.distributed: DDPOptimizer.backend_compile_fn; .bucket_bytes_cap; .first_bucket_cap
+torch._dynamo.backends.registry: _BACKENDS
 torch._dynamo.bytecode_transformation: unique_id (name, *, with_uuid)
 torch._dynamo.cache_size: exceeds_recompile_limit (cache_size, compile_id)
 torch._dynamo.config: enable_compiler_collectives
 torch._dynamo.convert_frame: _compile; compile_frame; orig_code_map; output_codes
 torch._dynamo.eval_frame: innermost_fn (fn)
-torch._dynamo.guards: CheckFunctionManager (f_code, output_graph, ...); GuardBuilder; ShapeCodeParts;
-    _get_closure_vars ()
+torch._dynamo.guards: CheckFunctionManager (f_code, output_graph, ...); GuardBuilder.get (guard_or_source);
+    GuardBuilder._set_guard_export_info (guard, code_list, *, provided_func_name); ShapeCodeParts;
+    _get_closure_vars (); profile_guard_manager
 torch._dynamo.output_graph: OutputGraphGuardsState
 torch._dynamo.types: GuardedCode (code, guard_manager, compile_id, trace_annotation);
     wrap_guarded_code (guarded_code)
 torch._dynamo.utils: CleanupHook.create (scope, name, val); CleanupManager.instance;
     chromium_event_timed (event_name, *, reset_event_log_on_exit); get_metrics_context ()
 torch._guards: CompileContext (compile_id); DuplicateInputs (input_source_a, input_source_b);
-    Guard (originating_source, create_fn); GuardsSet (); Source.get_value (globals, locals, cache);
+    Guard (originating_source, create_fn); Guard.sort_key (); Source.get_value (globals, locals, cache);
     compile_context (context)
 torch.distributed.distributed_c10d: _world.pg_map; .pg_to_tag
 torch.nn.parallel: DistributedDataParallel._get_active_ddp_module ()

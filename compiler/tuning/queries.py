@@ -26,7 +26,7 @@ Space = Literal["default", "exhaustive"]
 """Which candidates there are."""
 
 
-class TuningTask(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TuningTask(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A problem to be searched.
 
     exact: search this very problem; False: a user described the operator, and the search worker completes its settings.
@@ -50,7 +50,7 @@ class EntryLookup(Struct, frozen=True, forbid_unknown_fields=True, tag="lookup")
     problems: Annotated[list[Problem], Meta(max_length=256)]
 
 
-class SearchResult(Struct, frozen=True, forbid_unknown_fields=True, tag="found"):
+class SearchResult(Struct, frozen=True, tag="found"):
     """A search is finished: store its entry, unless there is one. The reply is KnownEntries with the stored entry.
 
     task: '' for a compile that measured by itself. timings: of all candidates that ran, fastest first.
@@ -62,7 +62,7 @@ class SearchResult(Struct, frozen=True, forbid_unknown_fields=True, tag="found")
     failures: Annotated[list[CandidateFailure], Meta(max_length=1024)] = []
 
 
-class SearchRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="wanted"):
+class SearchRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="wanted"):
     """A compile needs these problems: search those without a winner. The reply is KnownEntries; the compile repeats the
     query until nothing is open. wait_seconds: how long the reply may be held back until any of them is known or given
     up."""
@@ -80,7 +80,7 @@ class TaskRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="next"):
     holding: Count
 
 
-class CandidateAttempt(Struct, frozen=True, forbid_unknown_fields=True, tag="trying"):
+class CandidateAttempt(Struct, frozen=True, tag="trying"):
     """A search worker is about to run a candidate for the first time: if its process ends, that is the cause. '': none.
     The reply is KnownEntries, or TaskReassigned."""
 
@@ -88,14 +88,14 @@ class CandidateAttempt(Struct, frozen=True, forbid_unknown_fields=True, tag="try
     candidate: Text
 
 
-class UnsupportedTask(Struct, frozen=True, forbid_unknown_fields=True, tag="unfit"):
+class UnsupportedTask(Struct, frozen=True, tag="unfit"):
     """A search worker cannot search this task."""
 
     task: Name
     why: Text
 
 
-class KnownEntries(Struct, frozen=True, forbid_unknown_fields=True, tag="known"):
+class KnownEntries(Struct, frozen=True, tag="known"):
     """The existing entries, in the order of the query's problems.
 
     For a SearchRequest: open: how many are still being searched; given_up: those that will not be searched, so the
@@ -107,14 +107,14 @@ class KnownEntries(Struct, frozen=True, forbid_unknown_fields=True, tag="known")
     given_up: list[Problem] = []
 
 
-class TaskBatch(Struct, frozen=True, forbid_unknown_fields=True, tag="work"):
+class TaskBatch(Struct, frozen=True, tag="work"):
     """Tasks for a search worker. over: there will be no more, and it ends."""
 
     tasks: list[TuningTask]
     over: bool = False
 
 
-class TaskReassigned(Struct, frozen=True, forbid_unknown_fields=True, tag="taken_over"):
+class TaskReassigned(Struct, frozen=True, tag="taken_over"):
     """The task was given to an idle search worker: skip it."""
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
-from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.typing import EncodableT, FieldT
 
 from ...compiler.api.admin import AuditEntry
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.streams import stream_order
 
@@ -27,6 +28,7 @@ AuditAction = Literal[
     "token_created",
     "token_revoked",
     "quota_changed",
+    "namespace_deleted",
     "tunings_imported",
     "tune_begun",
     "tune_cancelled",
@@ -43,11 +45,12 @@ AuditAction = Literal[
 ]
 """compile: `name` caused the compile of `key`. published: the service offers what `worker` built, signed by `signer`.
 imported: an artifact that `signer` had signed elsewhere. program_stored: `name` gave a program to the namespace.
-tunings_imported: `detail` says how many. tune_*, train_*: `detail` names the job; forgotten: it made room for a newer
-one. quarantined: the service offers an
-artifact no longer; `detail` says why. key_rotated, key_revoked, all_disowned: changes of signing/keyring.py."""
+tunings_imported: `detail` says how many. namespace_deleted: `detail` names it. tune_*, train_*: `detail` names the
+job; forgotten: it made room for a newer one. quarantined: the service offers an artifact no longer; `detail` says why.
+key_rotated, key_revoked, all_disowned: changes of signing/keyring.py."""
 
 _SERVICE = "service"
+_BATCH = 100
 
 
 class AuditEvent(Struct, frozen=True, kw_only=True):
@@ -72,7 +75,7 @@ class AuditEvent(Struct, frozen=True, kw_only=True):
 class AuditLog:
     """The log of one namespace: about the newest `entries`."""
 
-    def __init__(self, redis: Redis, keys: Keys, *, entries: int) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, *, entries: int) -> None:
         self._redis = redis
         self._keys = keys
         self.key = keys.audit
@@ -85,7 +88,7 @@ class AuditLog:
     async def append(self, event: AuditEvent, *, within: Pipeline | None = None) -> None:
         """Log an event now, or when the transaction `within` runs. Raises RedisError."""
         flat = event.fields()
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        fields: dict[FieldT, EncodableT] = dict(zip(flat[::2], flat[1::2], strict=True))
         await (within or self._redis).xadd(self._keys.audit, fields, maxlen=self.entries, approximate=True)
 
     async def page(self, *, before: str, limit: int) -> list[AuditEntry]:
@@ -96,6 +99,27 @@ class AuditLog:
             self._keys.audit, f"({before}" if before else "+", "-", count=limit
         )
         return [_entry(name, fields, self._keys.namespace) for name, fields in found]
+
+
+async def trim(redis: RedisClient, keys: list[Keys], *, entries: int) -> None:
+    """Drops the oldest entries of the longest logs until all of them together have about `entries`. keys: those of each
+    namespace. Raises RedisError."""
+    lengths: dict[str, int] = {}
+    for first in range(0, len(keys), _BATCH):
+        some = [each.audit for each in keys[first : first + _BATCH]]
+        async with redis.pipeline(transaction=False) as pipe:
+            for name in some:
+                pipe.xlen(name)
+            lengths |= zip(some, await pipe.execute(), strict=True)
+    left, most = entries, entries
+    for number, length in enumerate(sorted(lengths.values())):
+        most = left // (len(lengths) - number)  # an equal share of what the shorter ones leave
+        if length > most:
+            break
+        left -= length
+    for name, length in lengths.items():
+        if length > most:
+            await redis.xtrim(name, maxlen=most, approximate=True)
 
 
 async def page(logs: list[AuditLog], *, before: str, limit: int) -> list[AuditEntry]:

@@ -6,10 +6,10 @@ there. Others come with the first token that is issued for them, or when an admi
 
 from __future__ import annotations
 
-from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from ...compiler.errors import NotFound
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 
 PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
@@ -24,7 +24,7 @@ _NEW = b"{}"
 class Namespaces:
     """Which there are, by the hash `namespaces`."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 

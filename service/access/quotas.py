@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import msgspec
 from msgspec import UNSET
-from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from ...compiler import decoding
 from ...compiler.api.admin import NamespaceReply, Quota, QuotaChange
 from ..base.settings import ServiceSettings
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from .audit import AuditEvent, AuditLog
 from .tokens import Grant
 
 
 class Quotas:
-    def __init__(self, redis: Redis, keys: Keys, audit: AuditLog, settings: ServiceSettings) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, audit: AuditLog, settings: ServiceSettings) -> None:
         self._redis = redis
         self._keys = keys
         self._audit = audit
@@ -70,14 +70,14 @@ class Quotas:
         async def write(transaction: Pipeline) -> None:
             record = await transaction.hget(self._keys.namespaces, namespace)
             quota = msgspec.structs.replace(_quota(record), **changed)
-            transaction.multi()
+            transaction.multi()  # type: ignore[no-untyped-call]  # of redis-py
             transaction.hset(self._keys.namespaces, namespace, msgspec.json.encode(quota))
             await self._audit.of(namespace).append(event, within=transaction)
 
         await self._redis.transaction(write, self._keys.namespaces)
 
 
-def _quota(record: bytes | None) -> Quota:
+def _quota(record: bytes | str | None) -> Quota:
     return decoding.from_json(record, type=Quota) if record else Quota()
 
 

@@ -12,11 +12,10 @@ import re
 import secrets
 import time
 from datetime import UTC, datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
-from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from ...compiler import decoding
@@ -24,12 +23,15 @@ from ...compiler.api.admin import Role, TokenRecord
 from ...compiler.api.sign_in import SignInReply
 from ...compiler.errors import Forbidden, RateLimited, Unauthenticated
 from ..base.settings import ServiceSettings
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
 from .audit import AuditEvent, AuditLog
 from .namespaces import EVERY, Namespaces
-from .oidc.jwt_tokens import JwtTokens
 from .unknown_tokens import UnknownTokens
+
+if TYPE_CHECKING:
+    from .oidc.jwt_tokens import JwtTokens
 
 OWNER_ID = "owner"
 _DOMAIN = b"torchrelay token v1\0"
@@ -37,6 +39,7 @@ _ISSUED = re.compile("[A-Za-z0-9_-]{43}")
 _ID_BYTES = 6
 _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and refused with the reason, for this long."""
+_PAGE = 300
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
 _ELSEWHERE = "Ask an administrator of that namespace for a token"
 
@@ -77,6 +80,11 @@ class IssuedToken(Struct, frozen=True):
     record: TokenRecord
 
 
+def rank_token_name(job: str) -> str:
+    """The name of the tokens of a training job's ranks. Only an administrator could give it to another token."""
+    return f"train job {job}"
+
+
 def new_token() -> str:
     return secrets.token_urlsafe(32)
 
@@ -87,7 +95,7 @@ def digest(token: str) -> str:
 
 class Tokens:
     def __init__(
-        self, redis: Redis, keys: Keys, scripts: Scripts, audit: AuditLog, settings: ServiceSettings
+        self, redis: RedisClient, keys: Keys, scripts: Scripts, audit: AuditLog, settings: ServiceSettings
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -97,7 +105,11 @@ class Tokens:
         self._audit = audit
         self._namespaces = Namespaces(redis, keys)
         self._unknown = UnknownTokens()
-        self._jwts = JwtTokens(settings)
+        self._jwts: JwtTokens | None = None
+        if settings.sign_in_file is not None:
+            from .oidc.jwt_tokens import JwtTokens  # most services need nothing of it
+
+            self._jwts = JwtTokens(settings.sign_in_file)
         self._owner = digest(settings.token.get_secret_value()) if settings.token else None
         self._owner_grant = Grant(
             "owner",
@@ -121,7 +133,7 @@ class Tokens:
         if _ISSUED.fullmatch(token):
             with self._unknown.look_up(address, found):
                 return await self._admit(found)
-        if self._jwts.looks_like_one(token):
+        if self._jwts is not None and self._jwts.looks_like_one(token):
             with self._unknown.look_up(address, found):
                 record = await self._jwts.check(token)
                 return await self._admit(record.id, msgspec.json.encode(record))
@@ -129,13 +141,18 @@ class Tokens:
 
     def sign_in(self) -> SignInReply:
         """Where people get tokens that are accepted here, other than from an administrator."""
-        return self._jwts.sign_in()
+        return SignInReply([]) if self._jwts is None else self._jwts.sign_in()
 
     async def _admit(self, found: str, record_json: bytes = b"") -> Grant:
         """Counts one request. found: an issued token's digest; or the id of a record that Redis does not have, with
         that record. Raises as `check`."""
         admitted = await self._scripts.authenticate(
-            keys=[self._keys.tokens, self._keys.bucket(found), self._keys.namespaces],
+            keys=[
+                self._keys.tokens,
+                self._keys.bucket(found),
+                self._keys.namespaces,
+                self._keys.changed,
+            ],
             args=[
                 *(found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE),
                 record_json,
@@ -193,29 +210,41 @@ class Tokens:
             allow_programs=allow_programs,
         )
         await self._store(digest(secret), record, "token_created", by)
-        await self._forget(now - _REMEMBERED_SECONDS)
         return IssuedToken(secret, record)
 
     async def restore(self, issued: IssuedToken, *, lifetime_seconds: int) -> None:
         """Writes a token again that Redis has lost; one that it knows stays as it is."""
         record = msgspec.structs.replace(issued.record, expires=int(time.time()) + lifetime_seconds)
-        await self._redis.hsetnx(self._keys.tokens, digest(issued.secret), msgspec.json.encode(record))
+        field = digest(issued.secret)
+        async with self._redis.pipeline(transaction=True) as transaction:
+            transaction.hsetnx(self._keys.tokens, field, msgspec.json.encode(record))
+            self._add_to_named(field, record, within=transaction)
+            await transaction.execute()
 
     async def extend(self, name: str, *, namespace: str, lifetime_seconds: int) -> None:
         """Tokens of this name that expire, and were not revoked, expire so many seconds from now."""
         expires = int(time.time()) + lifetime_seconds
+        fields = await self._named(name, namespace)
 
         async def write(transaction: Pipeline) -> None:
-            found = await transaction.hgetall(self._keys.tokens)
-            transaction.multi()
-            for field, data in found.items():
-                record = decoding.from_json(data, type=TokenRecord)
-                known = (record.name, record.namespace) == (name, namespace)
-                if known and record.revoked is None and record.expires is not None:
+            found = await transaction.hmget(self._keys.tokens, fields)
+            transaction.multi()  # type: ignore[no-untyped-call]  # of redis-py
+            for field, data in zip(fields, found, strict=True):
+                record = decoding.from_json(data, type=TokenRecord) if data else None
+                if record is not None and record.revoked is None and record.expires is not None:
                     record = msgspec.structs.replace(record, expires=expires)
                     transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
+                    self._add_to_named(field, record, within=transaction)
 
-        await self._redis.transaction(write, self._keys.tokens)
+        if fields:
+            await self._redis.transaction(write, self._keys.tokens)
+
+    async def revoke_named(self, name: str, *, by: Grant) -> None:
+        """Revokes the tokens of this name that expire, in the namespace of `by`. Raises RedisError."""
+        for field in await self._named(name, by.namespace):
+            data = await self._redis.hget(self._keys.tokens, field)
+            if data is not None:
+                await self._revoke(field, decoding.from_json(data, type=TokenRecord), by)
 
     async def records(self, *, by: Grant) -> list[TokenRecord]:
         """Every issued token that `by` administers, oldest first; the settings' own is not among them."""
@@ -226,11 +255,36 @@ class Tokens:
         """Revokes a token and returns its record; None for an id that is unknown or another namespace's."""
         for field, record in await self._all():
             if record.id == token_id and _administers(by, record):
-                if record.revoked is None:
-                    record = msgspec.structs.replace(record, revoked=int(time.time()))
-                    await self._store(field.decode(), record, "token_revoked", by)
-                return record
+                return await self._revoke(field, record, by)
         return None
+
+    async def revoke_all(self, namespace: str, *, by: Grant) -> None:
+        """Revokes every token of a namespace. Raises RedisError."""
+        for field, record in await self._all():
+            if record.namespace == namespace:
+                await self._revoke(field, record, by)
+
+    async def _revoke(self, field: str, record: TokenRecord, by: Grant) -> TokenRecord:
+        """The record of the token, which is revoked now if it was not before."""
+        if record.revoked is None:
+            record = msgspec.structs.replace(record, revoked=int(time.time()))
+            await self._store(field, record, "token_revoked", by)
+        return record
+
+    async def _named(self, name: str, namespace: str) -> list[str]:
+        """Digests of the tokens of this name that expire."""
+        if found := await self._redis.smembers(self._keys.of(namespace).tokens_named(name)):
+            return [field.decode() for field in found]
+        # an earlier release may have issued them
+        return [
+            field for field, each in await self._all() if (each.name, each.namespace) == (name, namespace)
+        ]
+
+    def _add_to_named(self, field: str, record: TokenRecord, *, within: Pipeline) -> None:
+        if record.expires is not None and record.namespace != EVERY:
+            named = self._keys.of(record.namespace).tokens_named(record.name)
+            within.sadd(named, field)
+            within.pexpire(named, max(1, record.expires + _REMEMBERED_SECONDS - int(time.time())) * 1000)
 
     async def _store(
         self, field: str, record: TokenRecord, action: Literal["token_created", "token_revoked"], by: Grant
@@ -244,14 +298,21 @@ class Tokens:
             transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
             if record.namespace != EVERY:
                 self._namespaces.add(record.namespace, within=transaction)
+            self._add_to_named(field, record, within=transaction)
             await audit.append(event, within=transaction)
             await transaction.execute()
 
-    async def _all(self) -> list[tuple[bytes, TokenRecord]]:
-        found = await self._redis.hgetall(self._keys.tokens)
-        return [(field, decoding.from_json(data, type=TokenRecord)) for field, data in found.items()]
+    async def _all(self) -> list[tuple[str, TokenRecord]]:
+        """Some hundreds at a time, so that Redis answers others meanwhile."""
+        found = {
+            field.decode(): decoding.from_json(data, type=TokenRecord)
+            async for field, data in self._redis.hscan_iter(self._keys.tokens, count=_PAGE)
+        }
+        return list(found.items())
 
-    async def _forget(self, before: float) -> None:
+    async def forget_old(self) -> None:
+        """Drops the records of tokens that were over long ago. Raises RedisError."""
+        before = time.time() - _REMEMBERED_SECONDS
         old = [field for field, record in await self._all() if record.over(before) is not None]
         if old:
             await self._redis.hdel(self._keys.tokens, *old)

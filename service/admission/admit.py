@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from fastapi import Request
 
 from ...compiler.errors import LimitExceeded, Unavailable
 from ...compiler.request import codec
-from ..base.http_bodies import read_body
+from ..base.http_bodies import UploadedFile, body_in_file, read_body
 from ..storage.digests import sha256
 from .compile_request import CompileRequest, ParseInput, decode_result, parse
 
@@ -23,7 +25,9 @@ _INLINE_BYTES = 32 << 10
 _THREAD_BYTES = 1 << 20
 _REMEMBERED = 4096
 _PARSED_BYTES = 64 << 20
-"""Parsed requests that are held in memory, by their canonical bytes together."""
+_PARSED = 1024
+"""Parsed requests that are held in memory: their canonical bytes together, and how many. A small one takes ten times
+its bytes."""
 _CHILDREN = 2
 _CHILD_SECONDS = 60.0
 
@@ -35,8 +39,16 @@ class Admission:
     namespace at one time share one parse, and its error.
     """
 
-    def __init__(self, limits: codec.Limits, *, body_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        limits: codec.Limits,
+        *,
+        body_timeout_seconds: float,
+        on_parse: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_parse: is called for each body that is parsed."""
         self._limits = limits
+        self._on_parse = on_parse
         self._body_timeout_seconds = body_timeout_seconds
         self._known: OrderedDict[str, str] = OrderedDict()
         self._parsing: dict[str, asyncio.Task[CompileRequest]] = {}
@@ -52,6 +64,10 @@ class Admission:
         """
         limit = limit_bytes or self._limits.body_bytes
         return await read_body(request, limit, seconds=self._body_timeout_seconds)
+
+    def read_file(self, request: Request, limit_bytes: int) -> AbstractAsyncContextManager[UploadedFile]:
+        """As `read`, on disk. Raises Unavailable too."""
+        return body_in_file(request, limit_bytes, seconds=self._body_timeout_seconds)
 
     async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
         """The body's key, and the request unless these bytes were parsed before for this namespace.
@@ -92,12 +108,13 @@ class Admission:
     def _hold(self, name: str, request: CompileRequest) -> None:
         self._parsed[name] = request
         self._parsed_bytes += len(request.canonical)
-        while self._parsed_bytes > _PARSED_BYTES:
+        while self._parsed_bytes > _PARSED_BYTES or len(self._parsed) > _PARSED:
             _, oldest = self._parsed.popitem(last=False)
             self._parsed_bytes -= len(oldest.canonical)
 
     async def parse(self, body: bytes) -> CompileRequest:
         """`parse`, off the event loop for large bodies. Raises subclasses of RequestError, Unavailable."""
+        self._on_parse()
         size = await asyncio.to_thread(codec.unpacked_size, body, self._limits.request_bytes)
         if size <= _INLINE_BYTES:
             return parse(body, self._limits)

@@ -5,9 +5,8 @@ The oldest go once a namespace's have more than BYTES together. A job copies the
 
 from __future__ import annotations
 
-from redis.asyncio import Redis
-
 from ...compiler.errors import LimitExceeded
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.scripts import Scripts
@@ -22,17 +21,19 @@ _SENT_BYTES = 8 << 20
 class SavedRequests:
     """The saved requests of one namespace."""
 
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts
 
     async def note(self, key: str, body: bytes) -> None:
-        """Saves the request of a compile that begins, if it is small. A failure of Redis is only logged."""
+        """Saves the request of a compile that begins, if it is small: Redis has its body. A failure of Redis is only
+        logged."""
         if len(body) > _NOTED_BYTES:
             return
         with redis_errors_logged("request_not_saved", key=key):
-            await self._save(key, body)
+            if not await self._save(key, b""):  # the compile was over at once
+                await self._save(key, body)
 
     async def save(self, key: str, body: bytes) -> None:
         """Raises LimitExceeded, RedisError."""
@@ -48,9 +49,13 @@ class SavedRequests:
         body: bytes | None = await self._redis.get(self._keys.saved_request(key))
         return body
 
-    async def _save(self, key: str, body: bytes) -> None:
+    async def _save(self, key: str, body: bytes) -> int:
         keys = self._keys
-        await self._scripts.save_request(
-            keys=[keys.saved, keys.saved_sizes, keys.saved_total, keys.saved_request(key)],
+        saved: int = await self._scripts.save_request(
+            keys=[
+                *(keys.saved, keys.saved_sizes, keys.saved_total, keys.saved_request(key)),
+                keys.request(key),
+            ],
             args=[key, body, BYTES, keys.saved_prefix],
         )
+        return saved

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _AGAIN_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
+_LAG_EVERY_SECONDS = 0.5
 _SHOWN_SECONDS = 600.0
 """How long the failure of a task is shown, unless it goes well before."""
 
@@ -114,6 +115,15 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise BaseExceptionGroup("some of what was done together failed", errors)
+
+
+async def measure_lag(observe: Callable[[float], None]) -> None:
+    """Calls `observe` with how many seconds late the event loop was, again and again until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_EVERY_SECONDS
+        await asyncio.sleep(_LAG_EVERY_SECONDS)
+        observe(max(0.0, loop.time() - due))
 
 
 async def is_set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -6,19 +6,26 @@ An error is {"error": {"code", "message", "hint"}}.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import IO
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...compiler.api import compiles
-from ...compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unauthenticated
+from ...compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unauthenticated, Unavailable
 from ...compiler.request import codec
 
 _BODY_UNREAD = frozenset({401, 403, 413, 415})
 """Sent before the body is read. The connection is closed, so that the server need not read the body."""
 _RETRY_STATUSES = frozenset({429, 503})
 _DRAIN_SECONDS = 2.0
+_WRITE_BYTES = 1 << 20
 _SLOWEST = 256 << 10
 """Bytes a second: a large body that arrives more slowly is refused."""
 
@@ -47,14 +54,88 @@ def declared_bytes(request: Request) -> int | None:
     return int(declared) if declared.isdecimal() else None
 
 
+class UploadedFile(Struct, frozen=True):
+    """A body on disk, of which a slice is read when it is asked for. digest: its SHA-256, in hexadecimal."""
+
+    file: IO[bytes]
+    size: int
+    digest: str
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """Raises OSError."""
+        start, stop, _ = part.indices(self.size)
+        return os.pread(self.file.fileno(), max(0, stop - start), start)
+
+
 async def read_body(request: Request, limit: int, *, seconds: float) -> bytes:
     """The body; never more than `limit` bytes are in memory. It must arrive within `seconds`; a large declared size
     gets more. Raises LimitExceeded, MalformedRequest."""
+    parts: list[bytes] = []
+
+    async def take(part: bytes) -> None:
+        parts.append(part)
+
+    await _receive(request, limit, seconds, take)
+    return b"".join(parts)
+
+
+@contextlib.asynccontextmanager
+async def body_in_file(request: Request, limit: int, *, seconds: float) -> AsyncGenerator[UploadedFile]:
+    """As `read_body`, but in a file without a name in the folder for temporary files, for bodies that are too large for
+    memory. Raises Unavailable too, if the disk does not take it."""
+    parts: list[bytes] = []
+    held = 0
+
+    with _temporary_file() as file:
+        hashed = hashlib.sha256()
+
+        def write() -> None:
+            for part in parts:
+                hashed.update(part)
+                file.write(part)
+            parts.clear()
+
+        async def take(part: bytes) -> None:
+            nonlocal held
+            parts.append(part)
+            held += len(part)
+            if held >= _WRITE_BYTES:
+                held = 0
+                await asyncio.to_thread(write)
+
+        try:
+            await _receive(request, limit, seconds, take)
+            await asyncio.to_thread(write)
+            size = file.tell()
+            file.seek(0)
+        except OSError as error:
+            await _drain(request, limit)
+            raise _no_room(error) from error
+        yield UploadedFile(file, size, hashed.hexdigest())
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> Unavailable:
+    return Unavailable(f"the body could not be written to {tempfile.gettempdir()}: {error.strerror}")
+
+
+async def _receive(
+    request: Request, limit: int, seconds: float, take: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """Gives `take` the body's parts. Raises as `read_body`."""
     declared = declared_bytes(request)
     if declared is not None and declared > limit:
         await _drain(request, limit)
         raise LimitExceeded(f"body has {declared} bytes, limit {limit}")
-    parts: list[bytes] = []
     size = 0
     seconds = max(seconds, (declared or 0) / _SLOWEST)
     try:
@@ -63,13 +144,12 @@ async def read_body(request: Request, limit: int, *, seconds: float) -> bytes:
                 size += len(part)
                 if size > limit:
                     break
-                parts.append(part)
+                await take(part)
     except TimeoutError:
         raise MalformedRequest(f"the body did not arrive within {seconds:g} s") from None
     if size > limit:
         await _drain(request, limit)
         raise LimitExceeded(f"body has more than {limit} bytes")
-    return b"".join(parts)
 
 
 async def _drain(request: Request, limit: int) -> None:

@@ -6,17 +6,19 @@ import contextlib
 import io
 import logging
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 
 from .settings import ServiceSettings
+from .tracing import current_trace
 
 
 def configure(settings: ServiceSettings) -> None:
     """Set up structlog for this process. Tokens and bodies are never logged; keys and digests are."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_trace,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _escape,
@@ -33,7 +35,7 @@ def configure(settings: ServiceSettings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[settings.log_level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(_Lossy(sys.stderr)),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
         cache_logger_on_first_use=False,
     )
 
@@ -44,6 +46,13 @@ def _write_traceback(stream: TextIO, error: structlog.typing.ExcInfo) -> None:
     structlog.dev.plain_traceback(plain, error)
     for line in plain.getvalue().splitlines():
         stream.write(f"\n| {line if line.isprintable() else repr(line)[1:-1]}")
+
+
+def _add_trace(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """The id by which the lines of all processes that work for one request are found."""
+    if (trace := current_trace()) is not None:
+        event["trace_id"] = trace.trace_id
+    return event
 
 
 class _Lossy:

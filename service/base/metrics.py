@@ -1,4 +1,4 @@
-"""What Prometheus reads: this process' own measurements, and the installation's counters from Redis.
+"""What Prometheus reads: this process' own measurements, and the installation's counters and load from Redis.
 
 Several gateway processes on one port are measured together: prometheus_client does that where the environment has
 PROMETHEUS_MULTIPROC_DIR when it is imported (service/local/gateway.py sets it).
@@ -7,8 +7,9 @@ PROMETHEUS_MULTIPROC_DIR when it is imported (service/local/gateway.py sets it).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,6 +20,24 @@ from .counters import GAUGES, Counters
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _COMPILE_BUCKETS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+_LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class TargetLoad(Struct, frozen=True):
+    """What waits for workers of one kind, and what these do. oldest_wait: seconds. slots: how many, by state."""
+
+    device: str
+    toolchain: str
+    waiting: int
+    oldest_wait: float
+    slots: Mapping[str, int]
+
+
+class Load(Struct, frozen=True):
+    """Of the whole installation. dispatchers: how many, by whether they are ready."""
+
+    dispatchers: Mapping[str, int]
+    targets: Sequence[TargetLoad]
 
 
 class GatewayMetrics:
@@ -37,6 +56,11 @@ class GatewayMetrics:
             "Seconds from a request's head to its answer's last byte",
             ["route"],
             buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.request_parses = Counter(
+            "torchrelay_request_parses",
+            "Bodies of graphs that were decoded and checked; those known by their bytes are not again",
             registry=self.registry,
         )
         self.compile_seconds = Histogram(
@@ -62,6 +86,26 @@ class GatewayMetrics:
             ["task"],
             registry=self.registry,
         )
+        self.event_loop_lag = Histogram(
+            "torchrelay_event_loop_lag_seconds",
+            "How late the event loop comes to what is due, measured twice a second",
+            buckets=_LAG_BUCKETS,
+            registry=self.registry,
+        )
+        self.redis_errors = Counter(
+            "torchrelay_redis_errors",
+            "Calls that Redis failed after all retries, by the kind of error",
+            ["error"],
+            registry=self.registry,
+        )
+        self.store_errors = Counter(
+            "torchrelay_blob_store_errors",
+            "Calls that the blob store failed after all retries",
+            ["operation"],
+            registry=self.registry,
+        )
+        for operation in ("read", "write", "delete", "sweep"):  # so that a rate sees the first one
+            self.store_errors.labels(operation)
         self.damaged_blobs = Counter(
             "torchrelay_damaged_blobs",
             "Artifacts found lost or damaged when they were asked for",
@@ -96,19 +140,56 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
-    def render(self, shared: Mapping[str, Counters] | None) -> bytes:
-        """The text format. `shared`: counters by namespace; None while Redis cannot be asked."""
+    def render(
+        self, shared: Mapping[str, Counters] | None, load: Load | None, *, redis_up: bool, signer_up: bool
+    ) -> bytes:
+        """The text format. `shared`: counters by namespace, if they are shown. `load`: None if it is not known."""
         own = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             own = CollectorRegistry()
             MultiProcessCollector(own)  # type: ignore[no-untyped-call]
-        return generate_latest(own) + (_shared_text(shared) if shared is not None else b"")
+        now = CollectorRegistry()
+        # as this process finds them, of several on one port
+        Gauge("torchrelay_redis_up", "Whether Redis answers", registry=now).set(redis_up)
+        Gauge("torchrelay_signer_up", "Whether the signing keys can be used", registry=now).set(signer_up)
+        if shared is not None:
+            now.register(_SharedCounters(shared))
+        if load is not None:
+            now.register(_SharedLoad(load))
+        return generate_latest(own) + generate_latest(now)
 
 
-def _shared_text(shared: Mapping[str, Counters]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_SharedCounters(shared))
-    return generate_latest(registry)
+class _SharedLoad(Collector):
+    """Every gateway and dispatcher of an installation reports the same values: do not sum them."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def collect(self) -> Iterator[Metric]:
+        dispatchers = GaugeMetricFamily(
+            "torchrelay_shared_dispatchers", "Dispatchers that live", labels=["state"]
+        )
+        for state, count in self._load.dispatchers.items():
+            dispatchers.add_metric([state], count)
+        yield dispatchers
+        kind = ["device", "toolchain"]
+        waiting = GaugeMetricFamily(
+            "torchrelay_shared_waiting",
+            "Compiles that wait for a worker, by what it must be for",
+            labels=kind,
+        )
+        oldest = GaugeMetricFamily(
+            "torchrelay_shared_oldest_wait_seconds", "How long the first of them has waited", labels=kind
+        )
+        slots = GaugeMetricFamily(
+            "torchrelay_shared_slots", "Workers' slots by state", labels=[*kind, "state"]
+        )
+        for each in self._load.targets:
+            waiting.add_metric([each.device, each.toolchain], each.waiting)
+            oldest.add_metric([each.device, each.toolchain], each.oldest_wait)
+            for state, count in each.slots.items():
+                slots.add_metric([each.device, each.toolchain, state], count)
+        yield from (waiting, oldest, slots)
 
 
 class _SharedCounters(Collector):

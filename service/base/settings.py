@@ -58,9 +58,11 @@ class ServiceSettings(BaseSettings):
     """How clients reach the gateway, for the credentials file of `up`; default the address that it listens on."""
     state_dir: Path = Field(default_factory=default_state_dir)
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """`redis://`, `rediss://` (with `?ssl_ca_certs=FILE` for a CA of your own) or `unix:///path?db=0`."""
+    """`redis://`, `rediss://` (with `?ssl_ca_certs=FILE` for a CA of your own) or `unix:///path?db=0`. One that fails
+    over: `redis+sentinel://host,host/name/0`, `redis+cluster://host,host`, or rediss (storage/redis/primary.py)."""
     redis_prefix: str = "torchrelay:"
-    """Stands before every Redis key, so that one Redis can serve several installations."""
+    """Stands before every Redis key, so that one Redis can serve several installations. On a Redis Cluster it has a
+    hash tag, as in `{torchrelay}:`."""
     blob_url: str = ""
     """Store of large artifacts: '' is a folder under state_dir, else `file:///`, `s3://`, `gs://`, `az://`.
 
@@ -149,8 +151,10 @@ class ServiceSettings(BaseSettings):
     cache_limit_bytes: Bytes = 20 << 30
     """All artifacts together; past it the least recently used go, of the namespace that holds the most."""
     memory_cache_bytes: Annotated[int, Field(ge=0)] = 64 << 20
-    """Artifacts from the blob store that one gateway holds in memory: each is read once, however many clients ask for
-    it. One that finds no room is streamed from the store to each client instead."""
+    """Artifacts that one gateway holds in memory: each is read once, however many clients ask for it. One that finds no
+    room is read from Redis, or streamed from the store, for each client instead."""
+    explain_bytes: Annotated[int, Field(ge=0)] = 64 << 20
+    """What the keys of the latest artifacts were made of, in Redis, for `torchrelay explain`: about 2 KB each."""
     import_bytes: Bytes = 1 << 30
     """One imported artifact."""
     tunings_limit: Annotated[int, Field(gt=0)] = 100_000
@@ -173,7 +177,7 @@ class ServiceSettings(BaseSettings):
     """All artifacts together that are at the signer at one time, each of 1 GiB at most. While one arrives, it takes
     twice its size."""
     audit_entries: Annotated[int, Field(gt=0)] = 1_000_000
-    """About so many entries of the audit log are stored; the oldest go."""
+    """About so many entries of the audit log are stored; the oldest go, of the namespaces that have most."""
 
     # how long
     body_timeout_seconds: Seconds = 60
@@ -181,9 +185,9 @@ class ServiceSettings(BaseSettings):
     compile_deadline_seconds: Seconds = 840
     train_capture_seconds: Seconds = 1800
     """A training job's script has so long for its first step, once a worker has room; then ranks start cold."""
-    train_keep_seconds: Annotated[float, Field(ge=0)] = 0
-    """A training job's folder goes so long after it was last written to, unless the job runs or can be resumed. 0: it
-    does not; what was trained may lie there alone."""
+    train_keep_seconds: Annotated[float, Field(ge=0)] = 90 * 86400
+    """A training job's folder goes so long after it was last written to, unless the job runs or can be resumed, and
+    with it what lies there alone, such as the weights. 0: it does not."""
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
@@ -212,6 +216,14 @@ class ServiceSettings(BaseSettings):
     """For clients of other Python and PyTorch versions: Pythons of other environments, as absolute paths on the worker
     nodes, separated by commas. Each needs torchrelay's base install and a torch; each slot of a node is there once more
     for each of them."""
+    autoscale_idle_seconds: Annotated[float, Field(ge=0)] = 0
+    """Where Ray's autoscaler adds and removes nodes: compiles that wait ask it for nodes, and a node without work gives
+    its workers back after so long, so that it can be removed. 0: there is no autoscaler."""
+    autoscale_cpu_slots: Annotated[int, Field(ge=0)] = 0
+    """CPU slots of the whole cluster with all nodes that the autoscaler may add. It is never asked for more, because it
+    would do nothing then."""
+    autoscale_gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs, as well."""
     worker_memory_limit_bytes: Bytes = 16 << 30
     """Memory of one compile, all its processes together."""
     isolation: Literal["auto", "required", "off"] = "auto"
@@ -241,6 +253,14 @@ class ServiceSettings(BaseSettings):
             kernels=self.request_kernels,
             source_bytes=self.request_source_bytes,
         )
+
+    @property
+    def exports_traces(self) -> bool:
+        """Whether OpenTelemetry's own variables name a collector; its exporter reads them."""
+        read = os.environ.get
+        off = read("OTEL_SDK_DISABLED", "").lower() == "true" or read("OTEL_TRACES_EXPORTER") == "none"
+        ends = read("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or read("OTEL_EXPORTER_OTLP_ENDPOINT")
+        return bool(ends) and not off
 
     @property
     def toolchain_pythons(self) -> tuple[str, ...]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from redis.asyncio import Redis
-
-from ...compiler import decoding
 from ...compiler.api.admin import ArtifactReply, CacheEntry
 from ...compiler.artifact import container
 from ...compiler.errors import ArtifactError, NotFound
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
 from ..storage.blobs import BlobStore
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
+from .components import EntryComponents
 from .found_artifact import GONE, read_head
 
 _HINT = "`torchrelay cache ls` lists what there is"
@@ -28,12 +27,21 @@ _FIELDS = ("digest", "size", "place", "seconds", "created")
 
 
 class CacheAdmin:
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, blobs: BlobStore, audit: AuditLog) -> None:
+    def __init__(
+        self,
+        redis: RedisClient,
+        keys: Keys,
+        scripts: Scripts,
+        blobs: BlobStore,
+        audit: AuditLog,
+        components: EntryComponents,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts
         self._blobs = blobs
         self._audit = audit
+        self._components = components
 
     async def page(self, *, cursor: int, limit: int) -> tuple[list[CacheEntry], int]:
         """About `limit` entries in no order, and the cursor of the next page, 0 after the last.
@@ -62,16 +70,16 @@ class CacheAdmin:
 
     async def show(self, key: str) -> ArtifactReply:
         """The entry, its unverified manifest, the ids of the keys that signed it, and what its key was made of (nothing
-        for an imported artifact). Raises NotFound, Unavailable."""
+        for an imported artifact, or one of long ago). Raises NotFound, Unavailable."""
         entry = await self.entry(key)
-        components = await self._redis.hget(self._keys.index(key), "components") or b"{}"
+        components = await self._components.get(key)
         try:
             head = await self._head(entry)
             manifest = await asyncio.to_thread(container.read_manifest, head)
             signers = ", ".join(statement.key_id for statement in container.statements(head))
         except ArtifactError as error:
             raise NotFound(f"{key} cannot be shown: {error.message}", hint=_AGAIN) from None
-        return ArtifactReply(entry, signers, manifest, decoding.from_json(components, type=dict[str, str]))
+        return ArtifactReply(entry, signers, manifest, components)
 
     async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
         """Pins the entry, or unpins it. Raises NotFound."""

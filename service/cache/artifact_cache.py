@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from functools import partial
 from typing import Literal
 
-import msgspec
 import structlog
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from ...compiler.artifact import container
+from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.manifest import Manifest
 from ...compiler.artifact.programs import shared
 from ...compiler.artifact.programs.shared import ProgramUpload
@@ -31,11 +30,15 @@ from ..base.metrics import GatewayMetrics
 from ..base.settings import ServiceSettings
 from ..signing.trusted_keys import TrustedKeys
 from ..storage.blobs import BlobStore, StorageTier
-from ..storage.byte_cache import ByteCache
+from ..storage.byte_cache import ByteCache, SharedBytes
 from ..storage.digests import DamagedStream, checked, sha256
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
+from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.scripts import Scripts
+from .components import EntryComponents
 from .found_artifact import GONE, FoundArtifact, read_head
+from .use_counts import UseCounts
 
 _EVICT_BATCH = 64
 _REMEMBERED = 8192
@@ -53,12 +56,27 @@ LookupUse = Literal["hit", "fetch"]
 """What a lookup counts as: an answer to a request for a compile, or a plain download."""
 
 
+class _Use(Struct, frozen=True):
+    """A lookup that found something. seconds: of its compile."""
+
+    use: LookupUse
+    size: int
+    seconds: float
+
+    def sums(self, times: int = 1) -> dict[str, float]:
+        """What it adds to the counters."""
+        served = {"bytes_served": times * self.size}
+        if self.use == "fetch":
+            return {"fetches": times, **served}
+        return {"requests": times, "hits": times, "seconds_saved": times * self.seconds, **served}
+
+
 class Offer(Struct, frozen=True):
     """A signed artifact on its way into the cache. `seconds`: what its compile took on a worker."""
 
     key: str
     digest: str
-    data: bytes
+    data: ArtifactFile
     seconds: float
     components: dict[str, str]
     worker: str = ""
@@ -71,7 +89,7 @@ class Offer(Struct, frozen=True):
     """Whether its worker compared nothing with eager; the manifest says why."""
 
 
-async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer:
+async def make_offer(key: str, data: ArtifactFile, components: dict[str, str]) -> Offer:
     """An offer of a signed artifact, with what its manifest says. Raises ArtifactError."""
     manifest, signed = container.read_manifest(data), container.statements(data)[-1]
     return Offer(
@@ -91,14 +109,16 @@ async def make_offer(key: str, data: bytes, components: dict[str, str]) -> Offer
 class ArtifactCache:
     def __init__(
         self,
-        redis: Redis,
+        redis: RedisClient,
         keys: Keys,
         scripts: Scripts,
         blobs: BlobStore,
         memory: ByteCache,
+        uses: UseCounts,
         metrics: GatewayMetrics,
         audit: AuditLog,
         keyring: TrustedKeys,
+        components: EntryComponents,
         settings: ServiceSettings,
     ) -> None:
         self._redis = redis
@@ -106,36 +126,63 @@ class ArtifactCache:
         self._scripts = scripts
         self._blobs = blobs
         self._memory = memory
+        self._uses = uses
         self._metrics = metrics
         self._audit = audit
         self._keyring = keyring
+        self._components = components
         self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # key and signer
+        self._digests: OrderedDict[str, str] = OrderedDict()
+        """Of small artifacts that memory has, or had, by key."""
         self._settings = settings
 
-    async def lookup(self, key: str, use: LookupUse) -> FoundArtifact | None:
-        """The artifact of `key`, signature checked, its last use noted; None when there is none. The digest is checked
-        too, of a stream while it is sent. Raises Unavailable, RedisError."""
-        keys = self._keys
-        found = await self._scripts.lookup(keys=keys.entry_keys(key), args=[key, keys.blob_prefix, use])
-        if found is None:
+    async def lookup(self, key: str, use: LookupUse, *, known: Collection[str] = ()) -> FoundArtifact | None:
+        """The artifact of `key`, signature checked, its use counted; None when there is none. The digest is checked
+        too, of a stream while it is sent. known: digests of what the caller has; such an artifact comes without bytes,
+        if this process has verified it before. Raises Unavailable, RedisError."""
+        keys, have = self._keys, self._digests.get(key, "")
+        held = self._memory.find(have) if have else None
+        answer = await self._scripts.lookup(
+            keys=[keys.index(key)], args=[keys.blob_prefix, have if held else ""]
+        )
+        if answer is None:
             return None
-        digest, size, place, blob = found[0].decode(), int(found[1]), found[2], found[3]
+        digest, size, place, seconds = answer[0].decode(), int(answer[1]), answer[2], float(answer[3])
+        served = _Use(use, size, seconds)
         try:
-            if place != b"redis":
-                return await self._from_store(key, digest, size, use)
-            await self._check_bytes(key, digest, size, blob)
-            return FoundArtifact(key, digest, size, blob)
+            if digest in known and self._vouched_for(key, digest):
+                found, served = FoundArtifact(key, digest, size), _Use(use, 0, seconds)
+            elif place != b"redis":
+                found = await self._from_store(key, digest, served)
+            elif held is not None and digest == have:
+                await self._check(key, digest, data := await held.read())
+                found = FoundArtifact(key, digest, size, data, held)
+            else:
+                data = await self._check_bytes(key, digest, size, answer[4])
+                found = FoundArtifact(key, digest, size, data, self._hold(key, digest, data))
         except (ArtifactError, SignatureError) as error:
-            await self._quarantine(key, digest, use, error.message)
+            await self._quarantine(key, digest, error.message)
             return None
+        self._uses.used(keys.namespace, key)
+        self._uses.count(keys.namespace, served.sums())
+        return found
+
+    def _hold(self, key: str, digest: str, data: bytes) -> SharedBytes | None:
+        """Keeps what Redis has sent, so that it need not send and hash it for the next hit."""
+        self._digests[key] = digest
+        self._digests.move_to_end(key)
+        if len(self._digests) > _REMEMBERED:
+            self._digests.popitem(last=False)
+        return self._memory.get(digest, len(data), partial(_given, data))
 
     async def manifest(self, found: FoundArtifact) -> Manifest:
         """Raises ArtifactError, Unavailable."""
         head = found.data or await read_head(self._blobs, found.key, found.digest)
         return await asyncio.to_thread(container.read_manifest, head)
 
-    async def _from_store(self, key: str, digest: str, size: int, use: LookupUse) -> FoundArtifact:
+    async def _from_store(self, key: str, digest: str, served: _Use) -> FoundArtifact:
         """Raises ArtifactError, SignatureError, Unavailable."""
+        size = served.size
         held = self._memory.get(digest, size, partial(self._read, key, digest, size))
         if held is not None:
             data = await held.read()
@@ -145,23 +192,24 @@ class ArtifactCache:
         if stream is None:
             raise ArtifactError(GONE)
         await self._check_head(key, digest, size)
-        return FoundArtifact(key, digest, size, stream=self._streamed(key, digest, use, stream))
+        return FoundArtifact(key, digest, size, stream=self._streamed(key, digest, served, stream))
 
     async def _read(self, key: str, digest: str, size: int) -> bytes:
         data = await self._blobs.get(key, digest)
         return await self._check_bytes(key, digest, size, data)
 
     async def _streamed(
-        self, key: str, digest: str, use: LookupUse, stream: AsyncGenerator[bytes]
+        self, key: str, digest: str, served: _Use, stream: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
         try:
             async for piece in checked(stream, digest):
                 yield piece
         except DamagedStream:
-            await self._quarantine(key, digest, use, _DAMAGED)
+            self._uses.count(self._keys.namespace, served.sums(times=-1))
+            await self._quarantine(key, digest, _DAMAGED)
             raise
 
-    async def _quarantine(self, key: str, digest: str, use: LookupUse, refusal: str) -> None:
+    async def _quarantine(self, key: str, digest: str, refusal: str) -> None:
         """Removes the entry from the index, so that the next request compiles it again. Its bytes stay for an hour or
         more, for inspection: Redis lets them expire, and the store's are swept."""
         log.error("artifact_quarantined", key=key, digest=digest, reason=refusal)
@@ -174,7 +222,6 @@ class ArtifactCache:
                 self._audit.entries,
                 self._keys.blob_prefix,
                 digest,
-                use,
                 _EVIDENCE_MS,
                 *event.fields(),
             ],
@@ -205,7 +252,17 @@ class ArtifactCache:
             head = await read_head(self._blobs, key, digest)
             return await asyncio.to_thread(container.check_head, head, size, trust, key=key)
 
-        await self._check_once(key, f"head of {digest}", verify)
+        await self._check_once(key, _head_of(digest), verify)
+
+    def _vouched_for(self, key: str, digest: str) -> bool:
+        """Whether this process has verified the artifact. Raises SignatureError if its signer is trusted no more."""
+        for what in (digest, _head_of(digest)):
+            known, statement = self._verified.get(what, ("", None))
+            if known == key and statement is not None:
+                self._keyring.trust(self._keys.namespace).key_for(statement)
+                self._check_origin(statement)
+                return True
+        return False
 
     async def _check_once(self, key: str, what: str, verify: Callable[[Trust], Awaitable[Statement]]) -> None:
         """Verifies `what` unless that was done before for this key. Whether its signer is still trusted is checked each
@@ -220,20 +277,26 @@ class ArtifactCache:
             self._verified[what] = key, statement
             if len(self._verified) > _REMEMBERED:
                 self._verified.popitem(last=False)
+        self._check_origin(statement)
+
+    def _check_origin(self, statement: Statement) -> None:
+        """Raises SignatureError."""
         if statement.origin and not self._keyring.vouches_for(statement.origin):
             raise SignatureError(
                 f"it was imported because key {statement.origin!r} had signed it, which is trusted no more"
             )
 
-    async def import_artifact(self, data: bytes, *, by: Grant) -> tuple[str, Literal["imported", "exists"]]:
+    async def import_artifact(
+        self, data: ArtifactFile, *, by: Grant
+    ) -> tuple[str, Literal["imported", "exists"]]:
         """Publishes an artifact that was signed elsewhere; returns its key, and whether it was new.
 
         It gets this installation's own signature, which names the accepted one as its origin and is all that clients
         check. Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
         """
         try:
-            key, data = await asyncio.to_thread(self._countersigned, data)
-            offer = await make_offer(key, data, {})  # nobody signed the components
+            key, signed = await asyncio.to_thread(self._countersigned, data)
+            offer = await make_offer(key, signed, {})  # nobody signed the components
         except (ArtifactError, SignatureError) as error:
             raise MalformedRequest(
                 f"refused: {error.message}",
@@ -257,7 +320,7 @@ class ArtifactCache:
         event = _audit_event("program_stored", offer, name=by.name, token=by.id)
         return "stored" if await self._put(_IMPORT, offer, event) else "taken"
 
-    def _countersigned(self, data: bytes) -> tuple[str, bytes]:
+    def _countersigned(self, data: ArtifactFile) -> tuple[str, ArtifactFile]:
         """The artifact's key, and the artifact as it is served here. Raises ArtifactError, SignatureError."""
         key = container.read_manifest(data).key
         if not _KEY.fullmatch(key):
@@ -265,7 +328,8 @@ class ArtifactCache:
         _, accepted = container.check(data, self._keyring.import_trust(), key=key)
         namespace = self._keys.namespace
         if accepted.key_id not in self._keyring.trust(namespace).keys or accepted.namespace != namespace:
-            data = self._keyring.sign(data, key=key, namespace=namespace, origin=accepted.key_id)
+            head = self._keyring.signed_head(data, key=key, namespace=namespace, origin=accepted.key_id)
+            return key, container.Resigned(head, data)
         return key, data
 
     async def publish(self, lease_token: str, offer: Offer) -> bool:
@@ -281,6 +345,9 @@ class ArtifactCache:
             place = await self._blobs.put(offer.key, offer.digest, offer.data)
             answer = await self._offer(lease_token, offer, place, event)
             if answer == b"published":
+                if offer.components:
+                    with redis_errors_logged("artifact_not_described", key=offer.key):
+                        await self._components.put(offer.key, offer.components)
                 return True
             if answer != b"blobless":
                 await self._blobs.delete(offer.key, offer.digest, place)
@@ -301,7 +368,6 @@ class ArtifactCache:
                 place,
                 keys.namespace,
                 f"{offer.seconds:.6f}",
-                msgspec.json.encode(offer.components),
                 int(self._settings.progress_ttl_seconds * 1000),
                 keys.wake,
                 offer.searched,
@@ -316,6 +382,7 @@ class ArtifactCache:
     async def trim(self) -> int:
         """Evicts the namespace's least recently used artifacts until it is within its quota. Then evicts those of the
         largest namespace until the whole cache is within its limit. Returns how many."""
+        await self._uses.write()  # by their last use, as this process knows it
         gone = await self._evict(self._keys.namespace, self._settings.namespace_bytes)
         return gone + await self._evict("", self._settings.cache_limit_bytes)
 
@@ -323,7 +390,7 @@ class ArtifactCache:
         keys, gone = self._keys, 0
         while True:
             flat = await self._scripts.evict(
-                keys=[keys.namespaces, keys.inline, keys.recount],
+                keys=[keys.namespaces, keys.inline, keys.recount, keys.changed],
                 args=[keys.installation, DEFAULT_NAMESPACE, whose, limit, _EVICT_BATCH],
             )
             for i in range(0, len(flat), 4):
@@ -357,12 +424,16 @@ class ArtifactCache:
 
     async def sweep(self) -> int:
         """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""
+        return await self._blobs.sweep()
 
-        async def offered(key: str) -> str | None:
-            digest = await self._redis.hget(self._keys.index(key), "digest")
-            return digest.decode() if isinstance(digest, bytes) else digest
 
-        return await self._blobs.sweep(offered)
+def _head_of(digest: str) -> str:
+    """What `_verified` calls an artifact of which only the head was read."""
+    return f"head of {digest}"
+
+
+async def _given(data: bytes) -> bytes:
+    return data
 
 
 def _audit_event(

@@ -17,7 +17,8 @@ _FIRST_BYTES = 64 << 10
 
 
 class FoundArtifact(Struct, frozen=True):
-    """An artifact that may be served: `data`, or `stream` where memory has no room for it.
+    """An artifact that may be served: `data`, or `stream` where memory has no room for it, or neither for a caller who
+    has it.
 
     `held`: where `data` is from; while anything refers to it, the memory cache counts it.
     """
@@ -28,6 +29,10 @@ class FoundArtifact(Struct, frozen=True):
     data: bytes | None = None
     held: SharedBytes | None = None
     stream: AsyncGenerator[bytes] | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        return self.data is None and self.stream is None
 
     async def pieces(self) -> AsyncGenerator[bytes]:
         """All bytes, once. Raises what the stream raises: Unavailable, or DamagedStream instead of the last piece."""

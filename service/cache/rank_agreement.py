@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from redis.asyncio import Redis
 
 from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.errors import LimitExceeded
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 
@@ -21,7 +21,7 @@ _TEXT = 300
 class RankVerdicts:
     """The jobs of one namespace. A job's name arrives hashed."""
 
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts

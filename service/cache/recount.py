@@ -12,8 +12,8 @@ import secrets
 from collections.abc import AsyncIterator
 
 import structlog
-from redis.asyncio import Redis
 
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 
@@ -27,15 +27,10 @@ _LIFETIME_MS = 3_600_000
 class Recount:
     """All namespaces of an installation. Raises RedisError."""
 
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts
-
-    async def run_once_in(self, seconds: float, namespaces: list[str]) -> None:
-        """Unless a gateway has done so within the last `seconds`."""
-        if await self._redis.set(self._keys.recounted, 1, nx=True, px=int(seconds * 1000)):
-            await self.run(namespaces)
 
     async def run(self, namespaces: list[str]) -> None:
         """Puts right, and logs, what was wrong. namespaces: all of them. A count that begins later ends this one."""
@@ -57,13 +52,13 @@ class Recount:
                 mended += answer
             if mended:
                 log.warning("cache_entries_mended", namespace=namespace, count=mended)
-        wrong = await self._scripts.finish_count(keys=[recount], args=[count]) or []
+        wrong = await self._scripts.finish_count(keys=[recount, self._keys.inline], args=[count]) or []
         for name, was, found in zip(wrong[::3], wrong[1::3], wrong[2::3], strict=True):
             log.warning("cache_sum_mended", sum=name.decode(), was=was.decode(), now=found.decode())
 
     async def _pages(self, keys: Keys) -> AsyncIterator[list[bytes]]:
         """Every entry that is in one of the lists, some more than once. At least one page."""
-        cursor = None
+        cursor: int | None = None
         while cursor != 0:
             cursor, found = await self._redis.hscan(keys.sizes, cursor or 0, count=_PAGE)
             yield list(found)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from redis.asyncio import Redis
-
 from ...compiler.api import compiles
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 
@@ -25,7 +24,7 @@ _BATCH = 1000
 class ScriptHistory:
     """The scripts of one namespace."""
 
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts

@@ -5,22 +5,25 @@ A gateway remembers what it has queued, so that it can queue it once more if Red
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Literal, NamedTuple
 
 import structlog
 
 from ...compiler.errors import RelayError
+from ...compiler.request.schema import REVISION
 from ..admission.compile_request import CompileRequest
 from .single_flight import CompileNeeds, Leases
 
 log = structlog.get_logger(__name__)
 
 _REMEMBERED_BYTES = 64 << 20
-"""Bodies that a gateway remembers, together; the latest."""
+_REMEMBERED = 4096
+"""Of the requests that a gateway remembers, the latest: their bodies together, and how many."""
 
 
-class _Queued(NamedTuple):
+class QueuedRequest(NamedTuple):
     body: bytes
     needs: CompileNeeds
     finish: bool
@@ -30,17 +33,17 @@ class QueuedRequests:
     """What a gateway has queued lately, of all namespaces."""
 
     def __init__(self) -> None:
-        self._queued: OrderedDict[tuple[str, str], _Queued] = OrderedDict()
+        self._queued: OrderedDict[tuple[str, str], QueuedRequest] = OrderedDict()
         self._bytes = 0
 
-    def get(self, namespace: str, key: str) -> _Queued | None:
+    def get(self, namespace: str, key: str) -> QueuedRequest | None:
         return self._queued.get((namespace, key))
 
-    def put(self, namespace: str, key: str, queued: _Queued) -> None:
+    def put(self, namespace: str, key: str, queued: QueuedRequest) -> None:
         before = self._queued.pop((namespace, key), None)
         self._bytes += len(queued.body) - (len(before.body) if before else 0)
         self._queued[namespace, key] = queued
-        while self._bytes > _REMEMBERED_BYTES:
+        while self._bytes > _REMEMBERED_BYTES or len(self._queued) > _REMEMBERED:
             _, oldest = self._queued.popitem(last=False)
             self._bytes -= len(oldest.body)
 
@@ -52,6 +55,8 @@ class CompileQueue:
         self._namespace = namespace
         self._leases = leases
         self._queued = queued
+        self._first: dict[str, asyncio.Event] = {}
+        """Set when the first of those who ask for a key at one time has its answer."""
 
     async def ask(
         self, request: CompileRequest, body: bytes, *, finish: bool
@@ -60,10 +65,20 @@ class CompileQueue:
 
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        needs = CompileNeeds(request.toolchain, request.target)
-        answer = await self._leases.queue(request.key, body, needs, finish=finish)
+        needs = CompileNeeds(request.toolchain, request.target, REVISION)
+        key = request.key
+        if (first := self._first.get(key)) is not None:
+            await first.wait()  # of a thousand that ask together, one sends the body
+            answer = await self._leases.queue(key, body, needs, finish=finish)
+        else:
+            first = self._first[key] = asyncio.Event()
+            try:
+                answer = await self._leases.queue(key, body, needs, finish=finish)
+            finally:
+                del self._first[key]
+                first.set()
         if answer != "hit":
-            self._queued.put(self._namespace, request.key, _Queued(body, needs, finish))
+            self._queued.put(self._namespace, request.key, QueuedRequest(body, needs, finish))
         return answer
 
     async def ask_again(self, key: str) -> bool:

@@ -8,11 +8,13 @@ seconds and never an event.
 from __future__ import annotations
 
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from ...compiler import decoding
 from ...compiler.api import compiles
+from ...compiler.api.trace_context import TraceContext, parse_traceparent
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
+from ..storage.redis.scripts import Scripts
 from ..storage.redis.streams import STREAM_START
 
 
@@ -41,20 +43,24 @@ class CompileSnapshot(Struct, frozen=True):
 class CompileEvents:
     """The events of one namespace's compiles."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
+        self._scripts = scripts
 
     async def snapshot(self, key: str, after: str = STREAM_START) -> CompileSnapshot:
         """Everything after event `after`, in one round trip."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.xrange(self._keys.events(key), min=f"({after}")
-            pipe.exists(self._keys.lease(key))
-            pipe.exists(self._keys.index(key))
-            pipe.zscore(self._keys.pending, self._keys.lease(key))
-            entries, leased, cached, pending = await pipe.execute()
-        events = [_event(*entry) for entry in entries]
-        return CompileSnapshot(events, bool(leased), bool(cached), pending is not None)
+        keys = self._keys
+        entries, leased, cached, pending = await self._scripts.snapshot(
+            keys=[keys.events(key), keys.lease(key), keys.index(key), keys.pending], args=[after]
+        )
+        events = [_event(name, dict(zip(flat[::2], flat[1::2], strict=True))) for name, flat in entries]
+        return CompileSnapshot(events, bool(leased), bool(cached), bool(pending))
+
+    async def cause(self, key: str) -> TraceContext | None:
+        """The span of whoever asked for the compile of `key` first. Raises RedisError."""
+        header: bytes | None = await self._redis.hget(self._keys.run(key), "trace")
+        return parse_traceparent((header or b"").decode())
 
     async def announce_waiter(self, key: str, waiter: str, seconds: float) -> None:
         """Announces that `waiter` waits for `key`, for `seconds` from now."""

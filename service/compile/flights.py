@@ -26,11 +26,13 @@ from ...compiler.errors import (
     CompileTimeout,
     ForbiddenTarget,
     RelayError,
+    SchemaMismatch,
     ServiceError,
     Unavailable,
     Unsupported,
     VerifyFailed,
 )
+from ...compiler.request.schema import REVISION
 from ...compiler.tuning.queries import TuningQuery
 from ...compiler.tuning.records import TuningEntry
 from ...workers.pool import SlotsElsewhere, WorkerPool
@@ -39,10 +41,11 @@ from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
 from ..base.metrics import GatewayMetrics
 from ..base.settings import ServiceSettings
+from ..base.tracing import Stages, Tracer, TraceSpan, current_trace
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..signing.trusted_keys import TrustedKeys
 from ..storage.outages import BlobStoreDown
-from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down
+from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down, write_refusal
 from .search.compile_queries import CompileQueries, OnQuery
 from .search.database import TuningDatabase
 from .search.queue import SearchQueue
@@ -110,6 +113,7 @@ class Flights:
         pool: WorkerPool,
         keyring: TrustedKeys,
         metrics: GatewayMetrics,
+        tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._namespace = namespace
@@ -121,6 +125,7 @@ class Flights:
         self._pool = pool
         self._keyring = keyring
         self._metrics = metrics
+        self._tracer = tracer
         self._flights: dict[asyncio.Task[None], Flight] = {}
         self._listeners: dict[str, OnQuery] = {}
 
@@ -149,7 +154,7 @@ class Flights:
         for flight in self._flights_of(request.key):
             # Redis may have lost our lease a moment ago: take it back before another dispatcher gets a new one.
             _, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
-        needs = CompileNeeds(request.toolchain, request.target)
+        needs = CompileNeeds(request.toolchain, request.target, REVISION)
         answer = await self._leases.ask(request.key, body, needs, finish=finish)
         if not isinstance(answer, Lease):
             return answer
@@ -181,7 +186,7 @@ class Flights:
 
     def _launch(self, flight: Flight) -> None:
         key = flight.lease.key
-        task = asyncio.create_task(self._fly(flight), name=f"compile {key[:12]}")
+        task = asyncio.create_task(self._traced(flight), name=f"compile {key[:12]}")
         self._flights[task] = flight
         self._metrics.compiles_here.inc()
 
@@ -193,10 +198,19 @@ class Flights:
 
         task.add_done_callback(landed)
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _traced(self, flight: Flight) -> None:
+        """In the trace of whoever caused the compile."""
+        lease = flight.lease
+        queued = time.time() - lease.waited
+        with self._tracer.begin("compile", lease.trace, began=queued) as span:
+            span.describe(key=lease.key, namespace=self._namespace, leases=lease.taken)
+            await self._fly(flight, span, queued)
+
+    async def _fly(self, flight: Flight, span: TraceSpan, queued: float) -> None:
+        """queued: when the compile was, in seconds since the epoch."""
         key = flight.lease.key
         renewer = asyncio.create_task(self._renew_lease(flight))
-        worker = asyncio.create_task(self._compile(flight))
+        worker = asyncio.create_task(self._compile(flight, queued))
         try:
             await asyncio.wait({renewer, worker}, return_when=asyncio.FIRST_COMPLETED)
             if not worker.done():
@@ -212,7 +226,7 @@ class Flights:
             if isinstance(worker.exception(), SlotsElsewhere) and not flight.nowhere:
                 await self._leases.release(flight.lease)  # to the dispatcher that has the slots
             else:
-                await self._report_failure(flight, worker)
+                await self._report_failure(flight, worker, span)
         except asyncio.CancelledError:
             await end(worker)
             await end(renewer)
@@ -246,7 +260,7 @@ class Flights:
                 case "retaken":
                     log.warning("lease_retaken", key=flight.lease.key)
 
-    async def _compile(self, flight: Flight) -> None:
+    async def _compile(self, flight: Flight, queued: float) -> None:
         if not flight.lease.wanted:
             raise _abandoned()
         limit = self._settings.compile_deadline_seconds
@@ -255,14 +269,28 @@ class Flights:
                 f"no worker was free within the deadline of {limit:g} s",
                 hint="Add workers, or raise the compile deadline in the service's settings",
             )
+        if (theirs := flight.lease.needs.revision) != REVISION:
+            raise SchemaMismatch(
+                f"the gateway's requests are of revision {theirs}, and all dispatchers' of others ({REVISION} here)",
+                hint="Upgrade dispatchers and workers too",
+            )
         request = flight.request or await self._admission.request_of(
             flight.lease.body, namespace=self._namespace
         )
-        data = await self._run(flight, request)
+        stages = Stages(self._tracer, "wait", began=queued)
+        try:
+            data = await self._run(flight, request, stages)
+        finally:
+            stages.end()
         await self._report_progress(flight, "publish", "")
-        signed = await asyncio.to_thread(self._keyring.sign, data, key=request.key, namespace=self._namespace)
+        with self._tracer.span("sign"):
+            signed = await asyncio.to_thread(
+                self._keyring.sign, data, key=request.key, namespace=self._namespace
+            )
         offer = await make_offer(request.key, signed, request.components)
-        if await self._publish(flight, offer):
+        with self._tracer.span("publish"):
+            published = await self._publish(flight, offer)
+        if published:
             took = time.monotonic() - flight.began
             self._metrics.compile_seconds.observe(took)
             log.info("published", key=offer.key, bytes=len(signed), seconds=round(took, 3))
@@ -274,13 +302,14 @@ class Flights:
         except (RedisError, Unavailable) as error:
             log.warning("cache_not_trimmed", error=str(error))  # the next publish tries again
 
-    async def _run(self, flight: Flight, request: CompileRequest) -> bytes:
+    async def _run(self, flight: Flight, request: CompileRequest, stages: Stages) -> bytes:
         """The artifact from a worker; its progress goes to the compile's events on the way."""
         steps: asyncio.Queue[tuple[compiles.Stage, str] | None] = asyncio.Queue(_MOST_STEPS)
 
         def on_progress(stage: compiles.Stage, detail: str) -> None:
             if flight.working is None and stage != "queued":
                 flight.working = time.monotonic()
+            stages.enter("wait" if stage == "queued" else stage)
             with suppress(asyncio.QueueFull):  # Redis is slower than the worker
                 steps.put_nowait((stage, detail[:_MOST_DETAIL]))
 
@@ -317,6 +346,8 @@ class Flights:
                     namespace=self._namespace,
                     toolchain=request.toolchain,
                     target=request.target,
+                    holds_source=bool(request.kernels),
+                    trace_id="" if (trace := current_trace()) is None else trace.trace_id,
                     deadline_seconds=left,
                     on_progress=on_progress,
                     on_query=queries.answer,
@@ -366,13 +397,14 @@ class Flights:
                 return False
         return True
 
-    async def _report_failure(self, flight: Flight, worker: asyncio.Task[None]) -> None:
+    async def _report_failure(self, flight: Flight, worker: asyncio.Task[None], span: TraceSpan) -> None:
         """Sends the failed event of a failed compile; a published one needs nothing more."""
         failure = worker.exception()
         if failure is None:
             return
         key = flight.lease.key
         error = _as_relay_error(failure)
+        span.fail(error.code)
         log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
         self._metrics.compile_errors.labels(error.code).inc()
         poison = isinstance(error, POISON) and flight.working is not None
@@ -400,6 +432,8 @@ def _as_relay_error(failure: BaseException) -> RelayError:
         return failure
     if isinstance(failure, REDIS_OUTAGES):
         return Unavailable("Redis could not be reached while the compile was published")
+    if refusal := write_refusal(failure):
+        return Unavailable(f"Redis took no writes while the compile was published: {refusal}")
     if isinstance(failure, RedisError):
         return Unavailable(f"Redis refused the compile's result ({type(failure).__name__})")
     return ServiceError(f"the service failed with {type(failure).__name__}; its log says more")

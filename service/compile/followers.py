@@ -6,6 +6,7 @@ The task also announces that a client waits, and has the compile queued again if
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,7 +27,9 @@ from .events import CompileEvent, CompileEvents
 log = structlog.get_logger(__name__)
 
 _LOST_LEASE_PERIODS = 3
-"""A compile that Redis does not know for this many periods of a lease is given up."""
+"""A compile of which Redis says for this many periods of a lease that it does not know it is given up."""
+_OUTAGE_SECONDS = 60.0
+"""And so is one while Redis says nothing at all for so long: a failover takes half of it."""
 
 
 class FollowedCompile:
@@ -124,36 +127,52 @@ class Followers:
         for watch in self._open.values():
             watch.wake()
 
-    async def _queued_again(self, key: str, last_alive: float) -> bool:
-        """Has a compile of which Redis knows nothing queued again, some time after it was known to be open."""
-        return time.monotonic() - last_alive > self._again_seconds and await self._ask_again(key)
+    async def _queued_again(self, key: str, unknown_since: float) -> bool:
+        """Has a compile queued again that Redis has not known for some time."""
+        return time.monotonic() - unknown_since > self._again_seconds and await self._ask_again(key)
 
     async def _poll(self, key: str, watch: FollowedCompile) -> None:
         waiter, after = uuid.uuid4().hex, STREAM_START
-        last_alive = last_leased = time.monotonic()  # when the compile was last known to be open, and to run
+        last_answer = last_leased = time.monotonic()  # when Redis answered, and the compile was known to run
+        unknown_since = math.inf  # since when each answer has been that Redis knows nothing of the compile
         last_announced = 0.0  # when a waiter was last announced
         try:
             async with self._notifications.woken(key) as wake:
                 # a cancellation can get lost (base/async_tasks.py), so the condition is read each time
                 while watch.followers and not watch.ending:
                     wake.clear()
+                    asked = time.monotonic()
                     with redis_errors_logged("events_delayed", key=key):
                         snapshot = await self._events.snapshot(key, after)
+                        last_answer = time.monotonic()
                         if snapshot.events:
                             watch.add(snapshot.events)
                             after = snapshot.events[-1].id
-                            last_alive = last_leased = time.monotonic()
                         elif snapshot.cached:
                             watch.add([], "cached")
-                        elif snapshot.leased:
-                            last_alive = last_leased = time.monotonic()
-                        elif snapshot.pending or await self._queued_again(key, last_alive):
-                            last_alive = time.monotonic()
+                        if snapshot.events or snapshot.leased:
+                            last_leased = last_answer
+                        if (
+                            snapshot.events
+                            or snapshot.cached
+                            or snapshot.leased
+                            or snapshot.pending
+                            or await self._queued_again(key, unknown_since)
+                        ):
+                            unknown_since = math.inf
+                        else:
+                            unknown_since = min(unknown_since, last_answer)
                         if time.monotonic() - last_announced > self._presence_seconds / 3:
                             await self._events.announce_waiter(key, waiter, self._presence_seconds)
                             last_announced = time.monotonic()
                     now = time.monotonic()
-                    lost = now - last_alive > self._lost_seconds or now - last_leased > self._queued_seconds
+                    if last_answer < asked:
+                        unknown_since = math.inf
+                    lost = (
+                        now - unknown_since > self._lost_seconds
+                        or now - last_answer > _OUTAGE_SECONDS
+                        or now - last_leased > self._queued_seconds
+                    )
                     if lost and not watch.ending:
                         watch.add([], "lost")
                     if not watch.ending:

@@ -6,7 +6,8 @@ nobody has a worker for is taken too, so that it fails with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,8 @@ from .registry import DispatcherRegistry
 
 log = structlog.get_logger(__name__)
 
+_OVERDUE_SECONDS = 2.0
+"""A compile that waits longer is one for which there are too few workers."""
 _HANDOVER_SECONDS = 15.0
 """A dead dispatcher's slots are another's after this time (slot_claims.py)."""
 
@@ -31,6 +34,8 @@ _HANDOVER_SECONDS = 15.0
 class IdleWorkers(Protocol):
     queued: int
     """Compiles that wait for a worker of these."""
+    overdue: Mapping[str, int]
+    """How many of them have waited for a while, by the kind of device."""
 
     @property
     def elsewhere(self) -> int:
@@ -88,6 +93,7 @@ class CompileIntake:
         """Takes what can begin now. Raises RedisError."""
         left = list(due)
         waiting = 0
+        overdue: Counter[str] = Counter()
         room: dict[bytes, int | None] = {}
         self._begun = [(each, flight) for each, flight in self._begun if flight.waits]
         while left:
@@ -105,6 +111,7 @@ class CompileIntake:
                 continue
             if free is not None and free <= 0:
                 waiting += 1
+                overdue[compile.needs.target.kind] += compile.waited >= _OVERDUE_SECONDS
                 continue
             flight = await flights.take(compile.key, compile.needs, nowhere=free is None)
             if flight is not None:
@@ -112,9 +119,11 @@ class CompileIntake:
                 self._begun.append((compile, flight))
                 if free is not None:
                     room[kind] = free - 1
-        self._workers.queued = waiting
+        self._workers.queued, self._workers.overdue = waiting, overdue
 
     def _room(self, compile: PendingCompile) -> int | None:
+        if compile.needs.revision != schema.REVISION:
+            return None
         idle = self._workers.room(compile.needs.toolchain, compile.needs.target)
         if idle is None:
             return None

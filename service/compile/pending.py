@@ -7,9 +7,9 @@ from collections import OrderedDict
 import msgspec
 import structlog
 from msgspec import MsgspecError, Struct
-from redis.asyncio import Redis
 
 from ...compiler import decoding
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from .single_flight import CompileNeeds
 
@@ -28,7 +28,7 @@ class PendingCompile(Struct, frozen=True):
 
 
 class PendingCompiles:
-    def __init__(self, redis: Redis, keys: Keys, *, most: int) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, *, most: int) -> None:
         """most: compiles that are read at once."""
         self._redis = redis
         self._keys = keys
@@ -42,7 +42,7 @@ class PendingCompiles:
         now = seconds * 1000 + micros // 1000
         found = await self._redis.zrange(
             self._keys.pending,
-            "-inf",  # type: ignore[arg-type]
+            "-inf",
             now,
             byscore=True,
             offset=0,
@@ -61,19 +61,19 @@ class PendingCompiles:
     async def _read(self, leases: list[str]) -> None:
         named = {lease: self._keys.leased(lease) for lease in leases}
         async with self._redis.pipeline(transaction=False) as pipe:
-            for found in filter(None, named.values()):
-                namespace, key = found
+            for namespace, key in filter(None, named.values()):
                 pipe.hget(self._keys.of(namespace).run(key), "what")
             answers = iter(await pipe.execute())
         for lease, found in named.items():
             what = next(answers) if found else None
-            try:
-                needs = decoding.from_msgpack(what or b"", type=CompileNeeds)
-            except (
-                MsgspecError
-            ):  # Redis has lost a part of it, or another version wrote it; who waits asks again
-                log.error("queued_compile_not_readable", lease=lease)
+            if what is None:  # Redis has lost a part of it; who waits asks again
+                log.error("queued_compile_lost", lease=lease)
                 await self._redis.zrem(self._keys.pending, lease)
+                continue
+            try:
+                needs = decoding.from_msgpack(what, type=CompileNeeds)
+            except MsgspecError as error:  # a gateway of another release queued it, for a dispatcher of that
+                log.warning("queued_compile_not_readable", lease=lease, error=str(error))
                 continue
             assert found is not None
             self._known[lease] = PendingCompile(*found, needs)

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from ...compiler import decoding
 from ...compiler.api.compiles import WorkerInfo
+from ...compiler.api.training.jobs import TrainSpec
+from ...compiler.request.schema import FIRST_REVISION
 from ..base.async_tasks import Recent
+from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from .single_flight import CompileNeeds
 
@@ -27,12 +29,17 @@ STARTING = "starting"
 
 class DispatcherInfo(Struct, frozen=True):
     """What a dispatcher says of itself. problem: why it cannot use its workers, or ''. nodes: the resources of each
-    node, in Ray's names."""
+    node, in Ray's names. cluster: the same for all that share a Ray cluster. promised: the room of training jobs that
+    it has taken and that have no ranks yet."""
 
     id: str
     problem: str
     workers: list[WorkerInfo]
     nodes: list[dict[str, float]]
+    revision: str = FIRST_REVISION
+    """Of what it compiles (schema.REVISION)."""
+    cluster: str = ""
+    promised: list[TrainSpec] = []
 
     @property
     def ready(self) -> bool:
@@ -41,14 +48,15 @@ class DispatcherInfo(Struct, frozen=True):
 
     def may_compile(self, needs: CompileNeeds) -> bool:
         """Whether it has a worker for this, or one that starts and may turn out to be for it."""
-        return any(_may_compile(worker, needs) for worker in self.workers)
+        return self.revision == needs.revision and any(_may_compile(each, needs) for each in self.workers)
 
 
 class DispatcherRegistry:
-    def __init__(self, redis: Redis, keys: Keys, *, expiry_seconds: float) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, *, expiry_seconds: float) -> None:
         """expiry_seconds: how long an entry stays that is not written again."""
         self._redis = redis
         self._keys = keys
+        self.expiry_seconds = expiry_seconds
         self._expiry_ms = int(expiry_seconds * 1000)
         self._recent: Recent[list[DispatcherInfo]] = Recent(_FRESH_SECONDS)
 
@@ -83,10 +91,7 @@ class DispatcherRegistry:
 
     async def _read(self) -> list[DispatcherInfo]:
         names = [name.decode() for name in await self._redis.zrange(self._keys.dispatchers, 0, -1)]
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.get(self._keys.dispatcher(name))
-            found = await pipe.execute()
+        found = await self._redis.mget([self._keys.dispatcher(name) for name in names]) if names else []
         return [info for data in found if data is not None and (info := _decoded(data)) is not None]
 
 

@@ -7,6 +7,7 @@ never comes twice, so writes of an old holder are refused. Every step is one Lua
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Literal
 
@@ -15,10 +16,12 @@ from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.api import compiles
+from ...compiler.api.trace_context import TraceContext, parse_traceparent
 from ...compiler.errors import Overloaded, OverQuota, RelayError, from_code
 from ...compiler.request import codec, schema
 from ..base.settings import ServiceSettings
-from ..storage.redis.connections import reserved_for_leases
+from ..base.tracing import current_trace, trace_header
+from ..storage.redis.fair_pool import reserved_for_leases
 from ..storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
 
@@ -28,6 +31,8 @@ class CompileNeeds(Struct, frozen=True):
 
     toolchain: schema.Toolchain
     target: schema.Target
+    revision: str = schema.FIRST_REVISION
+    """Of the gateway that made its key (schema.REVISION)."""
 
 
 class Lease(Struct, frozen=True):
@@ -44,6 +49,8 @@ class Lease(Struct, frozen=True):
     """Seconds since it was queued, when the lease was taken."""
     wanted: bool = True
     """Whether a client waited for it then."""
+    trace: TraceContext | None = None
+    """The span of whoever asked first."""
 
     @property
     def token(self) -> str:
@@ -52,6 +59,7 @@ class Lease(Struct, frozen=True):
 
 
 _LONGEST_MEMORY_MS = 3_600_000
+_LATER_SECONDS = 0.02
 LeaseRenewal = Literal["held", "retaken", "lost", "published", "abandoned"]
 
 
@@ -84,7 +92,7 @@ class Leases:
         owner = uuid.uuid4().hex
         answer = await self._ask(key, owner, body, needs, finish=finish, mode="ask")
         if answer[0] == b"lease":
-            return Lease(key, owner, answer[1].decode(), body, needs)
+            return Lease(key, owner, answer[1].decode(), body, needs, trace=current_trace())
         return self._hit_or_wait(answer)
 
     async def _ask(
@@ -98,6 +106,9 @@ class Leases:
         mode: Literal["queue", "ask"],
     ) -> list[bytes]:
         answer = await self._acquire(key, owner, b"", needs, finish=finish, mode=mode)
+        while answer == [b"later"]:  # another gateway is sending the body
+            await asyncio.sleep(_LATER_SECONDS)
+            answer = await self._acquire(key, owner, b"", needs, finish=finish, mode=mode)
         if answer == [b"body"]:
             answer = await self._acquire(key, owner, body, needs, finish=finish, mode=mode)
         return answer
@@ -135,10 +146,17 @@ class Leases:
         over or not known."""
         owner = uuid.uuid4().hex
         match await self._acquire(key, owner, b"", needs, finish=False, mode="take"):
-            case [b"lease", fence, body, taken, waited_ms, wanted]:
-                waited = int(waited_ms) / 1000
+            case [b"lease", fence, body, taken, waited_ms, wanted, trace]:
                 return Lease(
-                    key, owner, fence.decode(), body, needs, int(taken), waited, wanted=bool(int(wanted))
+                    key,
+                    owner,
+                    fence.decode(),
+                    body,
+                    needs,
+                    int(taken),
+                    int(waited_ms) / 1000,
+                    wanted=bool(int(wanted)),
+                    trace=parse_traceparent(trace.decode()),
                 )
         return None
 
@@ -164,6 +182,7 @@ class Leases:
                 DEFAULT_NAMESPACE,
                 settings.namespace_compiles,
                 settings.namespace_compile_seconds,
+                trace_header(),
             ],
         )
         return answer
@@ -229,7 +248,7 @@ class Leases:
         """Counts the seconds that a worker spent on this namespace's compiles, whatever the result."""
         period_ms = int(self._settings.quota_period_seconds * 1000)
         await self._scripts.charge(
-            keys=[self._keys.spent, self._keys.stats], args=[f"{seconds:.6f}", period_ms]
+            keys=[self._keys.spent, self._keys.stats, self._keys.changed], args=[f"{seconds:.6f}", period_ms]
         )
 
     async def release(self, lease: Lease) -> None:

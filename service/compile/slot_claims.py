@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from ...compiler.errors import Unavailable
 from ..base.settings import ServiceSettings
-from ..storage.redis.connections import reserved_for_leases
+from ..storage.redis.fair_pool import reserved_for_leases
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 

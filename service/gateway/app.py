@@ -20,6 +20,7 @@ from ..base.http_bodies import ErrorReply
 from ..base.settings import ServiceSettings
 from ..parts.background import running
 from ..parts.shared import SharedParts
+from .direct_routes import DirectRoutes
 from .http import errors
 from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
@@ -82,6 +83,7 @@ def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> Fas
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app, retry_after_seconds=settings.retry_after_seconds)
+    app.add_middleware(DirectRoutes)
     app.add_middleware(AccessLog)
     app.openapi = lambda: _openapi_document(app)  # type: ignore[method-assign]
     _serve_description(app)

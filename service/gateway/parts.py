@@ -22,9 +22,12 @@ from ..compile.search.autotunes import AutotuneEntries
 from ..jobs.training.admission import TrainingJobAdmission
 from ..jobs.training.files import FOLDER
 from ..jobs.tuning.admission import TuningJobAdmission
+from ..parts.namespace_removal import NamespaceRemover
 from ..parts.shared import SharedParts, TenantParts, Tenants
 from ..storage.blobs import FOLDERS
+from ..storage.redis.counter_store import read_counters
 from ..storage.redis.keys import DEFAULT_NAMESPACE
+from ..storage.redis.retry import redis_errors_logged
 from .http.event_stream import EventStreams
 
 _COUNTERS_SECONDS = 1.0
@@ -37,8 +40,8 @@ class GatewayTenant(TenantParts):
     def __init__(self, shared: SharedParts, namespace: str, queued: QueuedRequests) -> None:
         super().__init__(shared, namespace)
         redis, scripts, settings = shared.redis, shared.scripts, shared.settings
-        self.cache_admin = CacheAdmin(redis, self.keys, scripts, self.blobs, self.audit)
-        self.misses = Misses(redis, self.keys, scripts)
+        self.cache_admin = CacheAdmin(redis, self.keys, scripts, self.blobs, self.audit, self.components)
+        self.misses = Misses(redis, self.keys, scripts, self.components)
         self.script_history = ScriptHistory(redis, self.keys, scripts)
         self.rank_verdicts = RankVerdicts(redis, self.keys, scripts)
         self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
@@ -58,6 +61,7 @@ class GatewayParts:
         self.settings = shared.settings
         self.metrics = shared.metrics
         self.supervisor = shared.supervisor
+        self.tracer = shared.tracer
         self.redis = shared.redis
         self.keys = shared.keys
         self.notifications = shared.notifications
@@ -74,6 +78,7 @@ class GatewayParts:
         queued = QueuedRequests()
         self.tenants = Tenants(self.namespaces, lambda namespace: GatewayTenant(shared, namespace, queued))
         self.counters_for_anyone: Recent[dict[str, Counters]] = Recent(_COUNTERS_SECONDS)
+        self.namespace_remover = NamespaceRemover(shared, self.tenants.default.audit)
         self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, self.settings)
 
     @property
@@ -100,6 +105,16 @@ class GatewayParts:
         if part == REINDEX_PARTS - 1:
             await self.installation.adopt()
         return indexed
+
+    async def counters(self, namespaces: list[str]) -> dict[str, Counters]:
+        """By namespace, with all that this process has counted. Raises RedisError."""
+        await self.write_uses()
+        return await read_counters(self.redis, self.keys, namespaces)
+
+    async def write_uses(self) -> None:
+        """So that an answer shows what this process has counted; if Redis takes no writes, without it."""
+        with redis_errors_logged("uses_not_written"):
+            await self.shared.uses.write()
 
     async def administered(self, grant: Grant) -> list[GatewayTenant]:
         """The namespaces that `grant` may see: its own, or all. Raises NotFound, RedisError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 
 import uvicorn
@@ -13,14 +12,8 @@ from ..access.oidc.sign_in_file import read_issuers
 from ..base.settings import ServiceSettings
 from .app import create_app
 from .http import tls
-from .http.slow_clients import HeadTimeoutProtocol
+from .http.slow_clients import server_options
 from .parts import GatewayParts
-
-SHUTDOWN_SECONDS = 5
-"""How long answers in progress may take once the gateway stops."""
-_IDLE_SECONDS = 75
-"""An idle connection is closed after this time. Clients (httpx: 5 s) and load balancers (60 s) close theirs earlier, so
-they do not send a request into a connection that is being closed."""
 
 
 class GatewayServer(uvicorn.Server):
@@ -52,12 +45,7 @@ def create_server(settings: ServiceSettings, pool: WorkerPool | None = None) -> 
         app,
         host=settings.host,
         port=settings.port,
-        http=functools.partial(HeadTimeoutProtocol, head_seconds=settings.body_timeout_seconds),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        **server_options(settings),
         **tls.options(settings),
     )
     return GatewayServer(config, app)

@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ...compiler.errors import NotFound, Overloaded
+from ...compiler.errors import NotFound, Overloaded, Unavailable
 from ..base.async_tasks import end
 from ..storage.redis.notifications import Notifications
-from ..storage.redis.retry import retry_while_down
 from .records import DurableJobs, LeaseOutcome
 
 log = structlog.get_logger(__name__)
@@ -81,30 +81,48 @@ class JobController:
         notifications: Notifications,
         *,
         lease_seconds: float,
+        may_take: Callable[[Any], Awaitable[bool]] | None = None,
     ) -> None:
-        """start: makes the run of a loaded job for an owner."""
+        """start: makes the run of a loaded job for an owner. may_take: whether a loaded job is for this dispatcher;
+        None: each is."""
         self._jobs = jobs
         self._start = start
         self._notifications = notifications
         self._lease_seconds = lease_seconds
+        self._may_take = may_take
+        self._runs: dict[str, JobRun] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._taking_over: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def take_over(self) -> None:
-        """Take over the open jobs that no gateway runs; while Redis is down, none."""
+    async def take_over(self, job: str) -> None:
+        """Take over a job that no gateway runs, if it has not ended and is for this one; while Redis is down, it is
+        left."""
+        if job in self._running:
+            return
+        owner = uuid.uuid4().hex
         try:
-            for job in await self._jobs.open():
-                if job in self._running:
-                    continue
-                owner = uuid.uuid4().hex
-                outcome, _ = await self._jobs.take(job, owner)
-                if outcome == "held" and not self._closed:
-                    task = asyncio.create_task(self._run(job, owner), name=f"{self._jobs.kind} {job}")
-                    self._running[job] = task
-                    task.add_done_callback(lambda done, job=job: self._done(job, done))
-        except RedisError as error:
-            log.warning(f"{self._jobs.kind}_jobs_not_taken_over", error=str(error))
+            if self._may_take is not None and not await self._may_take(await self._jobs.load(job)):
+                return
+            outcome, _ = await self._jobs.take(job, owner)
+            if outcome != "held" or self._closed:
+                return
+            run = self._runs[job] = self._start(await self._jobs.load(job), owner)
+        except NotFound:
+            return
+        except (RedisError, Unavailable) as error:
+            log.warning(f"{self._jobs.kind}_job_not_taken_over", job=job, error=str(error))
+            return
+        except msgspec.MsgspecError as error:  # of another version: a dispatcher of that one may take it
+            log.error(f"{self._jobs.kind}_not_readable", job=job, error=str(error))
+            return
+        task = asyncio.create_task(self._run(run), name=f"{self._jobs.kind} {job}")
+        self._running[job] = task
+        task.add_done_callback(lambda done: self._done(job, done))
+
+    def runs(self) -> list[JobRun]:
+        """Of the jobs that this gateway runs."""
+        return list(self._runs.values())
 
     def running(self) -> int:
         """How many jobs this gateway runs."""
@@ -118,20 +136,18 @@ class JobController:
 
     def _done(self, job: str, task: asyncio.Task[None]) -> None:
         if self._running.get(job) is task:
-            del self._running[job]
+            del self._running[job], self._runs[job]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error(f"{self._jobs.kind}_broke", job=job, exc_info=error)
         elif not self._closed:  # the job may have been resumed meanwhile
-            again = asyncio.create_task(self.take_over(), name=f"take over {self._jobs.kind} jobs")
+            again = asyncio.create_task(self.take_over(job), name=f"take over {self._jobs.kind} {job}")
             self._taking_over.add(again)
             again.add_done_callback(self._taking_over.discard)
 
-    async def _run(self, job: str, owner: str) -> None:
-        kind = self._jobs.kind
+    async def _run(self, run: JobRun) -> None:
+        kind, job = self._jobs.kind, run.id
         log.info(f"{kind}_driven", job=job)
-        run: JobRun | None = None
         try:
-            run = self._start(await retry_while_down(lambda: self._jobs.load(job)), owner)
             renewal = asyncio.create_task(self._renew(run))
             work = asyncio.create_task(run.run())
             try:
@@ -144,10 +160,9 @@ class JobController:
         except (JobLost, NotFound):
             log.info(f"{kind}_left", job=job)
         finally:
-            if run is not None:
-                run.stop()
+            run.stop()
             try:
-                await self._jobs.release(job, owner)
+                await self._jobs.release(job, run.owner)
             except RedisError as error:
                 log.warning(f"{kind}_not_released", job=job, error=str(error))  # it expires by itself
 

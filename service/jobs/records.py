@@ -10,14 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
+import msgspec
 import structlog
-from redis.asyncio import Redis
 
 from ...compiler.api.training.jobs import TrainJob
 from ...compiler.api.tuning.jobs import TuneJob
 from ...compiler.errors import NotFound, Overloaded
 from ..access.audit import AuditLog
-from ..storage.redis.connections import reserved_for_leases
+from ..storage.redis.connections import RedisClient
+from ..storage.redis.fair_pool import reserved_for_leases
 from ..storage.redis.keys import JOBS_WAIT, JobKeys, Keys
 from ..storage.redis.scripts import Scripts
 
@@ -51,7 +52,7 @@ class DurableJobs(ABC, Generic[J, R]):
 
     def __init__(
         self,
-        redis: Redis,
+        redis: RedisClient,
         keys: Keys,
         job_keys: JobKeys,
         scripts: Scripts,
@@ -65,6 +66,7 @@ class DurableJobs(ABC, Generic[J, R]):
         self._redis = redis
         self._namespace = keys.namespace
         self._channel = keys.wake
+        self._open_jobs = keys.open_jobs
         self._keys = job_keys
         self._scripts = scripts
         self._audit = audit
@@ -84,13 +86,27 @@ class DurableJobs(ABC, Generic[J, R]):
         """The job that a hash holds, as people see it."""
 
     async def jobs(self) -> list[J]:
-        """The newest first."""
+        """The newest first. Raises msgspec.DecodeError if one is of a release that knows more: who deletes what no job
+        needs must not pass over it."""
+        return [self._shown(fields) for fields in await self._all_fields()]
+
+    async def readable_jobs(self) -> list[J]:
+        """As `jobs`, without those of a release that knows more."""
+        found = []
+        for fields in await self._all_fields():
+            try:
+                found.append(self._shown(fields))
+            except msgspec.DecodeError as error:
+                log.warning("job_not_readable", kind=self.kind, error=str(error))
+        return found
+
+    async def _all_fields(self) -> list[Fields]:
         names = await self._redis.zrevrange(self._keys.all, 0, self._most - 1)
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hgetall(self._keys.job(name.decode()))
             found = await pipe.execute()
-        return [self._shown(fields) for fields in found if b"job" in fields]
+        return [fields for fields in found if b"job" in fields]
 
     async def events(self, job: str, after: str) -> list[JobEvent]:
         """At most 1000 events after the one with the id `after`."""
@@ -103,10 +119,6 @@ class DurableJobs(ABC, Generic[J, R]):
     def _event_id(self, entry: str) -> str:
         """The id of an event, from that of its entry in the stream."""
         return entry
-
-    async def open(self) -> list[str]:
-        """Ids of the jobs that have not ended, the oldest first."""
-        return [name.decode() for name in await self._redis.zrange(self._keys.open, 0, -1)]
 
     async def job(self, job: str) -> J:
         """Raises NotFound."""
@@ -133,7 +145,7 @@ class DurableJobs(ABC, Generic[J, R]):
     async def _lease(self, job: str, owner: str, what: str, turn: int | None) -> list[bytes]:
         with reserved_for_leases():
             answer: list[bytes] = await self._scripts.lease_job(
-                keys=[self._keys.job(job)],
+                keys=[self._keys.job(job), self._open_jobs],
                 args=[
                     job,
                     self.kind,
@@ -156,7 +168,13 @@ class DurableJobs(ABC, Generic[J, R]):
     ) -> None:
         """hashes: fields by the suffix of the hash's key. event: name and data. Raises Overloaded."""
         answer = await self._scripts.create_job(
-            keys=[self._keys.all, self._keys.open, self._keys.job(job.id), self._audit.key],
+            keys=[
+                self._keys.all,
+                self._keys.open,
+                self._keys.job(job.id),
+                self._audit.key,
+                self._open_jobs,
+            ],
             args=[
                 *(job.id, self.kind, self._channel, f"{job.created * 1000:.0f}", self._most, most_open),
                 *(*event, self._audit.entries),
@@ -193,7 +211,7 @@ class DurableJobs(ABC, Generic[J, R]):
     ) -> None:
         """Nothing happens where the job's state does not allow it. Raises NotFound, Overloaded."""
         answer = await self._scripts.change_job(
-            keys=[self._keys.all, self._keys.open, self._keys.job(job)],
+            keys=[self._keys.all, self._keys.open, self._keys.job(job), self._open_jobs],
             args=[
                 *(job, self.kind, self._channel, transition, owner, state, *event, most_open, most_events),
                 *(part for field in fields.items() for part in field),

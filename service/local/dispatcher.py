@@ -84,4 +84,4 @@ async def _readyz(request: Request) -> Response:
 
 async def _metrics(request: Request) -> Response:
     dispatcher: DispatcherParts = request.app.state.dispatcher
-    return Response(dispatcher.shared.metrics.render(None), media_type=CONTENT_TYPE_LATEST)
+    return Response(await dispatcher.shared.render_metrics(None), media_type=CONTENT_TYPE_LATEST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections.abc import Iterator
@@ -17,13 +16,9 @@ from ...compiler.errors import SettingsError
 from ..base import logs
 from ..base.settings import ServiceSettings
 from ..gateway.http import tls
-from ..gateway.http.slow_clients import HeadTimeoutProtocol
+from ..gateway.http.slow_clients import server_options
 from ..signing.open import open_folder
 from ..signing.server import SignerLimits, SignerTokens, create_app
-
-_SHUTDOWN_SECONDS = 5
-"""How long signatures in progress may take once it stops."""
-_IDLE_SECONDS = 75
 
 log = structlog.get_logger(__name__)
 
@@ -46,12 +41,7 @@ def run(settings: ServiceSettings, *, host: str, port: int, uds: Path | None) ->
     )
     config = uvicorn.Config(
         create_app(keyring, tokens, limits),
-        http=functools.partial(HeadTimeoutProtocol, head_seconds=settings.body_timeout_seconds),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        **server_options(settings),
         **(tls.options(settings) if uds is None else {}),
     )
     with _listen(host, port) if uds is None else _listen_on_path(uds) as listener:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from ...workers.pool import become_subreaper, descendants, die_with_parent, kill_below, reap
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS = 20.0
 """How long the service may take to end after a signal. Then it is killed: Ray waits a minute for a lost head node."""
 _LEAVE_SECONDS = 3.0
@@ -26,9 +27,12 @@ def run_supervised(service: Callable[[], None]) -> int:
     """Run `service` in a child; return its exit status, 128 + n for signal n. Call before threads exist."""
     become_subreaper()
     supervisor = os.getpid()
+    # one that came now would end this process, and nobody would end the child
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # Ctrl-C signals a whole process group; the child gets it once, from the supervisor
+        os.setpgid(0, 0)  # Ctrl-C signals a whole process group; the child gets it from the supervisor
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         die_with_parent(supervisor, signal.SIGTERM)
         status = 1
         try:
@@ -44,8 +48,9 @@ def run_supervised(service: Callable[[], None]) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)  # without the parent's clean-up handlers
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, lambda received, _: _pass_on(child, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.signal(signal.SIGALRM, lambda *_: _send(child, signal.SIGKILL))
     status = _wait(child)
     signal.alarm(0)

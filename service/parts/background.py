@@ -4,70 +4,118 @@ jobs, sweep the stores."""
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import get_args
 
 import structlog
 from redis.exceptions import RedisError
 
-from ...compiler.errors import Unavailable
+from ...compiler.api.training.jobs import TRAIN_ENDED, TrainState
+from ...compiler.errors import NotFound, ProtocolMismatch, Unavailable
 from ...workers.pool import WorkerPool
-from ..base.async_tasks import end, is_set_within
+from ..access import audit
+from ..base.async_tasks import end, is_set_within, measure_lag
 from ..jobs.training import retention
-from ..storage.redis.keys import COMPILES_WAIT, JOBS_WAIT
+from ..storage.redis.keys import COMPILES_WAIT, JOBS_WAIT, PROTOCOL_RAISED
+from ..storage.redis.protocol import join
+from ..storage.redis.retry import redis_errors_logged, retry_while_down
 from .dispatcher import DispatcherParts, DispatcherTenant
 from .shared import SharedParts
 
 log = structlog.get_logger(__name__)
 
+_JOIN_SECONDS = 2.0
+"""How long a start waits for Redis."""
 _POOL_RESTART_SECONDS = 5.0
-_REGISTER_SECONDS = 1.0
 _TOGETHER_SECONDS = 0.1
 """Changes within this time are written once."""
 _WORKERS_CHANGED = "workers"
 """A notification inside this process."""
 _SWEEP_SECONDS = 6 * 3600.0
+_SWEEP_LOOK_SECONDS = 600.0
+"""Between two checks whether that time is over."""
+_OPEN_STATES = [state for state in get_args(TrainState) if state not in TRAIN_ENDED]
 _YOUNG_INDEX = timedelta(days=1)
 _LITTLE_FREE = 0.1
 _HINT = (
-    "Jobs' folders stay: remove old ones, or set TORCHRELAY_SERVICE_TRAIN_KEEP_SECONDS or _TRAIN_KEEP_BYTES"
+    "Remove old folders of jobs, or set TORCHRELAY_SERVICE_TRAIN_KEEP_BYTES, or a shorter _TRAIN_KEEP_SECONDS"
 )
 
 
 @asynccontextmanager
 async def running(shared: SharedParts, pool: WorkerPool | None) -> AsyncIterator[DispatcherParts | None]:
-    """What runs in the background of a process while the context lasts: a dispatcher too if it has a pool."""
+    """What runs in the background of a process while the context lasts: a dispatcher too if it has a pool. Raises
+    ProtocolMismatch."""
     run = shared.supervisor.run
+    joining = await _join(shared)
     listening = asyncio.create_task(run("notifications", shared.notifications.listen), name="notifications")
+    counting = asyncio.create_task(run("uses", shared.uses.run), name="uses")
+    measuring = asyncio.create_task(measure_lag(shared.metrics.event_loop_lag.observe), name="event loop lag")
     dispatcher = DispatcherParts(shared, pool) if pool is not None else None
     tasks = _start_tasks(dispatcher) if dispatcher is not None else []
     try:
         yield dispatcher
     finally:
         shared.stopping = True
-        await end(*tasks)
+        await end(measuring, *tasks, *joining)
         if dispatcher is not None:
             await dispatcher.close()
-        await end(listening)
+        await end(listening, counting)
+        with redis_errors_logged("uses_lost"):
+            await shared.uses.write()
         await shared.redis.aclose()
+        if shared.replicas is not None:
+            await shared.replicas.aclose()
         shared.keyring.close()
+        await asyncio.to_thread(shared.tracer.close)
+
+
+async def _join(shared: SharedParts) -> list[asyncio.Task[None]]:
+    """Whether this release may use Redis, if that can be known soon. Raises ProtocolMismatch. Returns a task that ends
+    the process once it may not."""
+
+    async def watch() -> None:
+        async with shared.notifications.woken(PROTOCOL_RAISED) as raised:  # also at each new connection
+            while True:
+                raised.clear()
+                try:
+                    await retry_while_down(lambda: join(shared.keys, shared.scripts), errors=(RedisError,))
+                except ProtocolMismatch as error:
+                    log.error("redis_not_usable", reason=str(error))
+                    signal.raise_signal(signal.SIGTERM)
+                    return
+                await raised.wait()
+
+    try:
+        async with asyncio.timeout(_JOIN_SECONDS):
+            await join(shared.keys, shared.scripts)
+    except ProtocolMismatch as error:
+        log.error("redis_not_usable", reason=str(error))
+        raise
+    except (RedisError, TimeoutError):
+        pass
+    return [asyncio.create_task(shared.supervisor.run("protocol", watch), name="protocol")]
 
 
 def _start_tasks(dispatcher: DispatcherParts) -> list[asyncio.Task[None]]:
     """All of them run until cancelled."""
     lease_seconds = dispatcher.shared.settings.lease_seconds
-    register_seconds = min(_REGISTER_SECONDS, lease_seconds / 3)
+    register_seconds = dispatcher.shared.registry.expiry_seconds / 3
     works: dict[str, Callable[[], Awaitable[None]]] = {
         "start workers": lambda: _start_pool(dispatcher),
         "registry": lambda: _repeat("registry", _register, dispatcher, register_seconds, _WORKERS_CHANGED),
         "compiles": dispatcher.intake.run,
-        "sweep": lambda: _repeat("sweep", _sweep, dispatcher, _SWEEP_SECONDS),
+        "sweep": lambda: _repeat("sweep", _sweep, dispatcher, min(_SWEEP_SECONDS, _SWEEP_LOOK_SECONDS)),
         "jobs": lambda: _repeat("jobs", _take_over_jobs, dispatcher, lease_seconds, JOBS_WAIT),
     }
     run = dispatcher.shared.supervisor.run
+    for name in works:  # so that a rate sees the first failure
+        dispatcher.shared.metrics.background_failures.labels(name)
     return [asyncio.create_task(run(name, work), name=name) for name, work in works.items()]
 
 
@@ -136,8 +184,26 @@ async def _of_each(
 
 
 async def _sweep(dispatcher: DispatcherParts) -> None:
-    """Deletes what crashes and training jobs left in the blob store; one dispatcher counts the cache again."""
-    await dispatcher.shared.recount.run_once_in(_SWEEP_SECONDS, await dispatcher.shared.namespaces.names())
+    """Removes old folders of training jobs, which may be on a disk of this dispatcher's cluster alone. Deletes what
+    crashes and training jobs left in the blob store, and counts the cache again, unless a dispatcher has begun to
+    within _SWEEP_SECONDS."""
+    await _remove_old_folders(dispatcher)
+    redis, swept = dispatcher.shared.redis, dispatcher.shared.keys.swept
+    if not await redis.set(swept, dispatcher.id, nx=True, px=int(_SWEEP_SECONDS * 1000)):
+        return
+    try:
+        await _sweep_all(dispatcher)
+    except BaseException:  # the end of this dispatcher too
+        await redis.delete(swept)  # it is tried again, here or by another dispatcher
+        raise
+
+
+async def _sweep_all(dispatcher: DispatcherParts) -> None:
+    shared = dispatcher.shared
+    names = await shared.namespaces.names()
+    await shared.recount.run(names)
+    await shared.tokens.forget_old()
+    await audit.trim(shared.redis, [*map(shared.keys.of, names)], entries=shared.settings.audit_entries)
 
     async def sweep(tenant: DispatcherTenant) -> None:
         if gone := await tenant.cache.sweep():
@@ -146,18 +212,20 @@ async def _sweep(dispatcher: DispatcherParts) -> None:
             log.info("train_files_deleted", namespace=tenant.namespace, count=gone)
 
     await _of_each(await dispatcher.tenants.every(), sweep)
-    await _remove_old_folders(dispatcher)
 
 
 async def _remove_old_folders(dispatcher: DispatcherParts) -> None:
     """Removes the folders of training jobs that cannot be resumed."""
     settings = dispatcher.shared.settings
-    if not settings.train_keep_seconds and not settings.train_keep_bytes:
+    if not settings.train_keep_bytes:
         with suppress(OSError):  # no job has had a folder yet
             if (share := retention.free_share(Path(settings.train_location))) < _LITTLE_FREE:
                 log.warning(
                     "train_disk_nearly_full", folder=settings.train_location, free=f"{share:.0%}", hint=_HINT
                 )
+    if not settings.train_keep_seconds and not settings.train_keep_bytes:
+        return
+    if not await asyncio.to_thread(retention.holds_any, Path(settings.train_location)):
         return
     if not await dispatcher.shared.installation.may_delete(_YOUNG_INDEX):
         return
@@ -179,16 +247,21 @@ async def _remove_old_folders(dispatcher: DispatcherParts) -> None:
 
 async def _take_over_jobs(dispatcher: DispatcherParts) -> None:
     """Takes over the jobs of all namespaces that no dispatcher runs, and counts the training jobs."""
-    tenants = await dispatcher.tenants.every()
-    states: Counter[str] = Counter()
-
-    async def take_over(tenant: DispatcherTenant) -> None:
-        await tenant.tuning_controller.take_over()
-        if dispatcher.shared.settings.training:
-            await tenant.training_controller.take_over()
-        states.update(await tenant.training_jobs.states())
-
-    await _of_each(tenants, take_over)
-    for state, count in states.items():
-        dispatcher.shared.metrics.trains.labels(state).set(count)
-    dispatcher.shared.metrics.trains_here.set(sum(tenant.training_controller.running() for tenant in tenants))
+    shared, open_jobs = dispatcher.shared, dispatcher.open_jobs
+    await open_jobs.add_older(shared.namespaces)
+    jobs = await open_jobs.read()
+    for job in jobs:
+        if job.due and (job.kind == "tune" or shared.settings.training):
+            with suppress(NotFound):  # the namespace is being deleted
+                tenant = await dispatcher.tenants.of(job.namespace)
+                controller = tenant.tuning_controller if job.kind == "tune" else tenant.training_controller
+                running = controller.running()
+                await controller.take_over(job.id)
+                if controller.running() > running:
+                    shared.notifications.wake(_WORKERS_CHANGED)  # less room is left
+    trains = [job for job in jobs if job.kind == "train"]
+    counted = Counter(await open_jobs.states(trains)) if trains else Counter[str]()
+    for state in _OPEN_STATES:
+        shared.metrics.trains.labels(state).set(counted[state])
+    here = (tenant.training_controller.running() for tenant in dispatcher.tenants.opened())
+    shared.metrics.trains_here.set(sum(here))

@@ -8,15 +8,18 @@ from functools import partial
 
 import structlog
 
+from ...compiler.api.training.jobs import TrainSpec
+from ...compiler.request.schema import REVISION
 from ...workers.pool import WorkerPool
 from ..compile.flights import Flights
 from ..compile.followers import Followers
 from ..compile.intake import CompileIntake
-from ..compile.pending import PendingCompiles
 from ..compile.registry import STARTING, DispatcherInfo
 from ..compile.search.queue import SearchQueue
 from ..compile.search.scheduler import SearchScheduler
 from ..jobs.controller import JobController
+from ..jobs.open_jobs import OpenJobs
+from ..jobs.training.placement import TrainingPlacement, room_asked
 from ..jobs.training.precompile import TrainingGraphCompiler
 from ..jobs.training.run import TrainingJobParts, TrainingJobRun
 from ..jobs.tuning.run import TuningJobParts, TuningJobRun
@@ -24,6 +27,9 @@ from ..storage.redis.retry import redis_errors_logged
 from .shared import SharedParts, TenantParts, Tenants
 
 log = structlog.get_logger(__name__)
+
+_CLUSTER_GONE_LEASES = 6
+"""A Ray cluster that has had no dispatcher for the time of so many leases is gone: its jobs begin again elsewhere."""
 
 
 class DispatcherTenant(TenantParts):
@@ -45,6 +51,7 @@ class DispatcherTenant(TenantParts):
             pool,
             shared.keyring,
             shared.metrics,
+            shared.tracer,
         )
         followers = Followers(self.events, notifications, settings)
         self.tuning_controller = JobController(
@@ -84,6 +91,7 @@ class DispatcherTenant(TenantParts):
             ),
             notifications,
             lease_seconds=settings.lease_seconds,
+            may_take=dispatcher.placement.may_take,
         )
 
 
@@ -97,10 +105,18 @@ class DispatcherParts:
         self.pool_started = False
         self.pool_error = ""
         self.search_scheduler = SearchScheduler(pool, shared.metrics)
+        self.placement = TrainingPlacement(
+            self.id,
+            pool,
+            shared.registry,
+            self._promised,
+            gone_seconds=_CLUSTER_GONE_LEASES * shared.settings.lease_seconds,
+        )
         self.tenants = Tenants(shared.namespaces, lambda namespace: DispatcherTenant(self, namespace))
+        self.open_jobs = OpenJobs(shared.redis, shared.keys)
         self.intake = CompileIntake(
             self.id,
-            PendingCompiles(shared.redis, shared.keys, most=shared.settings.max_queued),
+            shared.pending,
             shared.registry,
             pool,
             self._flights_of,
@@ -112,9 +128,23 @@ class DispatcherParts:
     def info(self) -> DispatcherInfo:
         """What gateways are to know of it."""
         if not self.pool_started:
-            return DispatcherInfo(self.id, self.pool_error or STARTING, [], [])
+            return DispatcherInfo(self.id, self.pool_error or STARTING, [], [], REVISION)
         nodes = [dict(resources) for resources in self.pool.node_resources()]
-        return DispatcherInfo(self.id, "", self.pool.workers(), nodes)
+        promised = [room_asked(spec) for spec in self._promised()]
+        return DispatcherInfo(
+            self.id,
+            "",
+            self.pool.workers(),
+            nodes,
+            REVISION,
+            cluster=self.placement.cluster,
+            promised=promised,
+        )
+
+    def _promised(self) -> list[TrainSpec]:
+        """The training jobs that were taken and have no ranks yet."""
+        runs = [run for tenant in self.tenants.opened() for run in tenant.training_controller.runs()]
+        return [spec for run in runs if isinstance(run, TrainingJobRun) for spec in run.promised()]
 
     async def close(self) -> None:
         """Leaves tuning and training jobs to other dispatchers, then stops all compiles and releases their leases, then

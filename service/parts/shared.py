@@ -6,20 +6,31 @@ belongs to another namespace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Generic, TypeVar
 
+import structlog
+from redis.exceptions import RedisError
+
+from ...compiler import VERSION
 from ..access.audit import AuditLog
 from ..access.namespaces import Namespaces
 from ..access.tokens import Tokens
 from ..admission.admit import Admission
 from ..admission.saved_requests import SavedRequests
-from ..base.async_tasks import TaskSupervisor
-from ..base.metrics import GatewayMetrics
+from ..base.async_tasks import Recent, TaskSupervisor
+from ..base.counters import Counters
+from ..base.metrics import GatewayMetrics, Load
 from ..base.settings import ServiceSettings
+from ..base.tracing import SpanExporter, Tracer
 from ..cache.artifact_cache import ArtifactCache
+from ..cache.components import EntryComponents
 from ..cache.recount import Recount
+from ..cache.use_counts import UseCounts
 from ..compile.events import CompileEvents
+from ..compile.pending import PendingCompiles
 from ..compile.registry import DispatcherRegistry
 from ..compile.search.database import TuningDatabase
 from ..compile.single_flight import Leases
@@ -30,11 +41,19 @@ from ..signing.open import open_keyring
 from ..storage.blobs import BlobStore, open_store
 from ..storage.byte_cache import ByteCache
 from ..storage.installation import Installation
-from ..storage.redis.connections import connect
+from ..storage.outages import StoreOutages
+from ..storage.redis.connections import connect, connect_replicas
 from ..storage.redis.counter_store import CounterStore
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.scripts import Scripts
+from .load import read_load
+
+_LOAD_SECONDS = 1.0
+"""How old the load may be that a scrape shows."""
+_SCRAPE_SECONDS = 2.0
+
+log = structlog.get_logger(__name__)
 
 
 class SharedParts:
@@ -45,29 +64,62 @@ class SharedParts:
         self.settings = settings
         self.stopping = False
         self.metrics = GatewayMetrics()
+        self.tracer = Tracer(_span_exporter() if settings.exports_traces else None)
         self.supervisor = TaskSupervisor(lambda task: self.metrics.background_failures.labels(task).inc())
 
-        self.redis = connect(settings)
+        def count_error(kind: str) -> None:
+            self.metrics.redis_errors.labels(kind).inc()
+
+        self.redis = connect(settings, count_error)
         self.keys = Keys(settings.redis_prefix)
-        self.scripts = Scripts(self.redis)
+        self.replicas = connect_replicas(settings, count_error)
+        self.scripts = Scripts(self.redis, self.replicas)
         self.notifications = Notifications(self.redis, self.keys)
         self.store = open_store(
             settings.blob_location,
             timeout_seconds=settings.blob_timeout_seconds,
             allow_http=settings.blob_allow_http,
         )
-        self.installation = Installation(self.redis, self.keys, self.store)
+        outages = StoreOutages(lambda operation: self.metrics.store_errors.labels(operation).inc())
+        self.installation = Installation(self.redis, self.keys, self.store, outages)
         self.memory = ByteCache(settings.memory_cache_bytes)
+        self.uses = UseCounts(self.keys, self.scripts)
 
         audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
         self.namespaces = Namespaces(self.redis, self.keys)
         self.recount = Recount(self.redis, self.keys, self.scripts)
-        self.admission = Admission(settings.limits, body_timeout_seconds=settings.body_timeout_seconds)
+        self.admission = Admission(
+            settings.limits,
+            body_timeout_seconds=settings.body_timeout_seconds,
+            on_parse=self.metrics.request_parses.inc,
+        )
         self.keyring = open_keyring(settings)
         self.registry = DispatcherRegistry(
             self.redis, self.keys, expiry_seconds=max(3.0, 2 * settings.lease_seconds)
         )
+        self.pending = PendingCompiles(self.redis, self.keys, most=settings.max_queued)
+        self._load: Recent[Load] = Recent(_LOAD_SECONDS)
+
+    async def render_metrics(self, counters: Mapping[str, Counters] | None) -> bytes:
+        """What Prometheus reads; without the installation's load while Redis cannot be asked."""
+        load = None
+        with suppress(RedisError, TimeoutError):
+            async with asyncio.timeout(_SCRAPE_SECONDS):
+                load = await self._load.get(lambda: read_load(self.pending, self.registry))
+        return self.metrics.render(
+            counters, load, redis_up=load is not None, signer_up=self.keyring.reachable
+        )
+
+
+def _span_exporter() -> SpanExporter | None:
+    """Whoever exports no spans need not have, nor import, OpenTelemetry's SDK."""
+    try:
+        from ..base.span_exporter import OpenTelemetryExporter
+    except ImportError as error:
+        log.warning("traces_not_exported", error=str(error), hint="pip install 'torchrelay[otel]'")
+        return None
+    return OpenTelemetryExporter(VERSION)
 
 
 class TenantParts:
@@ -82,21 +134,24 @@ class TenantParts:
         self.counters = CounterStore(redis, keys)
 
         self.blobs = BlobStore(redis, keys, shared.store, shared.installation, settings)
+        self.components = EntryComponents(redis, keys, scripts, limit=settings.explain_bytes)
         self.cache = ArtifactCache(
             redis,
             keys,
             scripts,
             self.blobs,
             shared.memory,
+            shared.uses,
             shared.metrics,
             self.audit,
             shared.keyring,
+            self.components,
             settings,
         )
         self.saved_requests = SavedRequests(redis, keys, scripts)
         self.tunings = TuningDatabase(redis, keys, scripts, limit=settings.tunings_limit)
         self.leases = Leases(keys, scripts, settings)
-        self.events = CompileEvents(redis, keys)
+        self.events = CompileEvents(redis, keys, scripts)
 
         self.tuning_jobs = TuningJobs(redis, keys, scripts, self.audit, lease_seconds=settings.lease_seconds)
         self.training_files = TrainingFiles(shared.store, namespace, shared.installation)
@@ -129,13 +184,16 @@ class Tenants(Generic[T]):
         """Raises NotFound for a namespace that does not exist, RedisError when it is not known here yet."""
         if namespace not in self._open:
             await self._namespaces.check(namespace)
-            if namespace not in self._open:
-                self._open[namespace] = self._make(namespace)
-        return self._open[namespace]
+        return self._opened(namespace)
 
     async def every(self) -> list[T]:
         """One for each namespace that exists, by name. Raises RedisError."""
-        return [await self.of(name) for name in await self._namespaces.names()]
+        return [self._opened(name) for name in await self._namespaces.names()]
+
+    def _opened(self, namespace: str) -> T:
+        if namespace not in self._open:
+            self._open[namespace] = self._make(namespace)
+        return self._open[namespace]
 
     def opened(self) -> list[T]:
         """Those that were used here."""

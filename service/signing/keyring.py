@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ...compiler import decoding
 from ...compiler.artifact import container
+from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.signing import PrivateKey, key_id, key_text
 from ...compiler.artifact.trust_document import ListedKey, sign_document
 from ...compiler.errors import MalformedRequest, NotFound, RelayError, SettingsError, SignatureError
@@ -73,12 +74,14 @@ class Keyring(TrustedKeys):
         self._loaded = self._open(self._load())
         self._next_check = time.monotonic() + _CHECK_SECONDS
 
-    def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
+    def signed_head(self, data: ArtifactFile, *, key: str, namespace: str, origin: str = "") -> bytes:
         signature = self.signature(data, key=key, namespace=namespace, origin=origin)
-        return container.with_signature(data, signature)
+        return container.head_with(data, signature)
 
-    def signature(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> container.Signature:
-        """What `sign` adds to an artifact. Raises as it does."""
+    def signature(
+        self, data: ArtifactFile, *, key: str, namespace: str, origin: str = ""
+    ) -> container.Signature:
+        """What `signed_head` adds to an artifact. Raises as it does."""
         loaded = self._current()
         if origin:
             trust = self.import_trust()

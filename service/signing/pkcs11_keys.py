@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pkcs11
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -51,8 +51,8 @@ class Pkcs11Keys:
         self._pin = pin
         self._lock = threading.Lock()
         self._session: pkcs11.Session | None = None
-        self._private: dict[bytes, pkcs11.PrivateKey] = {}
-        """By their ids in the device."""
+        self._private: dict[bytes, Any] = {}
+        """By their ids in the device. python-pkcs11 makes its objects' classes by what the device says."""
         try:
             self._library = pkcs11.lib(os.fspath(module))
         except (PKCS11Error, RuntimeError) as error:
@@ -107,7 +107,7 @@ class Pkcs11Keys:
 
         return self._in_session(sign_once)
 
-    def _key(self, public: pkcs11.PublicKey) -> Pkcs11Key:
+    def _key(self, public: Any) -> Pkcs11Key:
         # a DER octet string, as the standard has it, or the bare point, as some devices have it
         raw = bytes(public[Attribute.EC_POINT])[-_RAW_BYTES:]
         return Pkcs11Key(self, bytes(public[Attribute.ID]), Ed25519PublicKey.from_public_bytes(raw))

@@ -21,7 +21,9 @@ import msgspec
 import structlog
 
 from ...compiler import VERSION, decoding
+from ...compiler.api.trace_context import TRACE_HEADER
 from ...compiler.artifact import container
+from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.signing import Trust, key_id, read_key
 from ...compiler.artifact.trust_document import TrustDocument, signers_of
 from ...compiler.errors import (
@@ -36,6 +38,7 @@ from ...compiler.errors import (
 )
 from ...compiler.request import codec
 from ..base.http_bodies import ErrorReply
+from ..base.tracing import trace_header
 from .key_files import read_trusted_keys
 from .messages import Revocation, RingReply, Rotation
 from .trusted_keys import LoadedRing, Ring, TrustedKeys, ring_of
@@ -61,7 +64,7 @@ class SignerDown(Unavailable):
 
 
 class RemoteKeyring(TrustedKeys):
-    """`sign` and the changes wait for the signer: call them in threads. All else answers from what is known."""
+    """Signing and the changes wait for the signer: call them in threads. All else answers from what is known."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class RemoteKeyring(TrustedKeys):
         self._refresher.join(1.0)  # a signer that is silent does not hold it up
         self._http.close()
 
-    def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
+    def signed_head(self, data: ArtifactFile, *, key: str, namespace: str, origin: str = "") -> bytes:
         """As in the base class. Raises Unavailable too, after some seconds without a signer."""
         path = "/v1/sign?" + urlencode({"key": key, "namespace": namespace, "origin": origin})
         refusal = ""
@@ -131,18 +134,17 @@ class RemoteKeyring(TrustedKeys):
         return self._loaded
 
     def _keep_fresh(self) -> None:
-        failing = False
         while not self._ended.wait(_REFRESH_SECONDS):
             try:
                 self._refresh()
             except Exception as error:  # it goes on with what it has
-                if not failing and not self._ended.is_set():
+                if self.reachable and not self._ended.is_set():
                     log.error("signer_keys_not_read", signer=self._url, error=str(error))
-                failing = True
+                self.reachable = False
             else:
-                if failing:
+                if not self.reachable:
                     log.info("signer_keys_read_again", signer=self._url)
-                failing = False
+                self.reachable = True
 
     def _refresh(self, *, patience: float = 0.0) -> None:
         self._learn("GET", "/v1/ring", patience=patience, timeout=_RING_TIMEOUT)
@@ -161,7 +163,7 @@ class RemoteKeyring(TrustedKeys):
         method: str,
         path: str,
         type: Any,
-        body: bytes = b"",
+        body: ArtifactFile = b"",
         *,
         patience: float = 0.0,
         timeout: httpx2.Timeout = _TIMEOUT,
@@ -180,10 +182,16 @@ class RemoteKeyring(TrustedKeys):
                     raise
             tries += 1
 
-    def _exchange(self, method: str, path: str, body: bytes, timeout: httpx2.Timeout) -> bytes:
+    def _exchange(self, method: str, path: str, body: ArtifactFile, timeout: httpx2.Timeout) -> bytes:
         """One request, and the body of a good answer."""
+        headers = {"Content-Length": str(len(body))}  # the signer makes room for so much
+        if header := trace_header():
+            headers[TRACE_HEADER] = header
+        content = body if isinstance(body, bytes) else container.pieces(body)
         try:
-            with self._http.stream(method, path, content=body, timeout=timeout) as response:
+            with self._http.stream(
+                method, path, content=content, headers=headers, timeout=timeout
+            ) as response:
                 parts: list[bytes] = []
                 size = 0
                 for part in response.iter_raw():
@@ -247,12 +255,12 @@ def _decoded(body: bytes, type: Any) -> Any:
         raise ServiceError(f"the signer's answer is no {type.__name__}: {error}") from None
 
 
-def _signed(data: bytes, signature: container.Signature, trust: Trust, *, origin: str) -> bytes:
-    """The artifact with the signature, which must be good. Raises SignatureError, ArtifactError."""
+def _signed(data: ArtifactFile, signature: container.Signature, trust: Trust, *, origin: str) -> bytes:
+    """The artifact's head with the signature, which must be good. Raises SignatureError, ArtifactError."""
     statement = signature.statement
     if (statement.namespace, statement.origin) != (trust.namespace, origin):
         raise SignatureError(f"it is for namespace {statement.namespace!r} with origin {statement.origin!r}")
-    return container.with_signature(data, signature, trust)
+    return container.head_with(data, signature, trust)
 
 
 def _verified(reply: RingReply, before: LoadedRing | None) -> LoadedRing:

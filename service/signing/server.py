@@ -18,6 +18,7 @@ import structlog
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -40,6 +41,7 @@ from ...compiler.errors import (
 )
 from ...compiler.request import codec
 from ..base.http_bodies import declared_bytes, read_body, reply
+from ..base.tracing import TracedLogs
 from .keyring import Keyring
 from .messages import Revocation, RingReply, Rotation, SignQuery
 from .trusted_keys import Ring
@@ -187,6 +189,7 @@ def create_app(keyring: Keyring, tokens: SignerTokens, limits: SignerLimits) -> 
             Route("/v1/disown", routes.disown, methods=["POST"]),
         ],
         exception_handlers=handlers,
+        middleware=[Middleware(TracedLogs)],
     )
 
 

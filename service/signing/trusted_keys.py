@@ -13,6 +13,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Struct
 
+from ...compiler.artifact import container
+from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.signing import Trust
 from ...compiler.artifact.trust_document import ListedKey, SignedDocument, TrustDocument
 
@@ -58,6 +60,9 @@ class TrustedKeys(ABC):
     """Signs artifacts, changes the keys, and says which signatures count. Safe for threads. What it says of trust it
     says at once, without waiting for anything."""
 
+    reachable = True
+    """Whether it can sign now, as far as is known."""
+
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
 
@@ -100,10 +105,16 @@ class TrustedKeys(ABC):
         """The trust document for clients."""
         return self._current().document
 
-    @abstractmethod
     def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:
-        """An artifact with this installation's signature added. `origin`: the key whose signature it rests on, of an
-        import. Raises ArtifactError if it is damaged, SignatureError if `origin` is not trusted or did not sign it."""
+        """An artifact with this installation's signature added. Arguments and errors: of `signed_head`."""
+        head = self.signed_head(data, key=key, namespace=namespace, origin=origin)
+        return container.with_head(data, head)
+
+    @abstractmethod
+    def signed_head(self, data: ArtifactFile, *, key: str, namespace: str, origin: str = "") -> bytes:
+        """What stands before an artifact's members once this installation's signature is added. `origin`: the key whose
+        signature it rests on, of an import. Raises ArtifactError if it is damaged, SignatureError if `origin` is not
+        trusted or did not sign it."""
 
     @abstractmethod
     def rotate(self, overlap_seconds: int | None) -> Ring:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,11 +11,12 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.exceptions import BaseError as StoreError
 from obstore.store import LocalStore, ObjectStore, from_url
-from redis.asyncio import Redis
 
+from ...compiler.artifact.container import ArtifactFile, pieces
 from ..base.settings import ServiceSettings
 from .installation import Installation
-from .outages import outages_as_unavailable, unavailable
+from .outages import StoreOutages
+from .redis.connections import RedisClient
 from .redis.keys import DEFAULT_NAMESPACE, Keys
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _ORPHAN_AGE = timedelta(hours=1)
 _TRANSFER = timedelta(minutes=30)
 """One request; large artifacts go up in parts, and come down in one."""
 _RETRIES = 3
+UPLOAD_PARTS = 2
+"""Of 5 MiB, that are in memory while a large file goes to the store."""
 PIECE_BYTES = 64 << 10
 """What is sent at a time: a connection whose client is slow holds no more than a few of them."""
 
@@ -66,7 +69,7 @@ class BlobStore:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: RedisClient,
         keys: Keys,
         store: ObjectStore,
         installation: Installation,
@@ -76,8 +79,9 @@ class BlobStore:
         self._keys = keys
         self._store = store
         self._installation = installation
+        self._outages = installation.outages
         self._settings = settings
-        self._folder = _FOLDER if keys.namespace == DEFAULT_NAMESPACE else f"{FOLDERS}/{keys.namespace}"
+        self._folder = _folder(keys.namespace)
 
     def of(self, namespace: str) -> BlobStore:
         """Another namespace's."""
@@ -87,17 +91,23 @@ class BlobStore:
             self._redis, self._keys.of(namespace), self._store, self._installation, self._settings
         )
 
-    async def put(self, key: str, digest: str, data: bytes) -> StorageTier:
+    async def put(self, key: str, digest: str, data: ArtifactFile) -> StorageTier:
         """Store, before the index offers it. Raises BlobStoreDown when the same call may succeed later (no connection,
         disk full), Unavailable when it will not (no such bucket, no permission)."""
         if len(data) <= self._settings.blob_inline_bytes and await self._room(len(data)):
-            await self._redis.set(self._keys.blob(digest), data, px=_ORPHAN_AGE)
+            await self._redis.set(self._keys.blob(digest), data[:], px=_ORPHAN_AGE)
             return "redis"
         await self._installation.check_store()
         try:
-            await obstore.put_async(self._store, self._path(key, digest), data)
+            if isinstance(data, bytes):
+                await obstore.put_async(self._store, self._path(key, digest), data)
+            else:
+                await obstore.put_async(
+                    self._store, self._path(key, digest), pieces(data), max_concurrency=UPLOAD_PARTS
+                )
         except (StoreError, OSError) as error:
-            raise unavailable(f"the blob store refused an artifact of {len(data)} bytes", error) from error
+            refused = f"the blob store refused an artifact of {len(data)} bytes"
+            raise self._outages.unavailable("write", error, refused) from error
         return "store"
 
     async def _room(self, size: int) -> bool:
@@ -106,7 +116,7 @@ class BlobStore:
 
     async def get(self, key: str, digest: str) -> bytes | None:
         """The bytes from the store, unchecked; None when they are gone. Raises Unavailable."""
-        with outages_as_unavailable("the blob store cannot be read"):
+        with self._outages.as_unavailable("read"):
             found = await obstore.get_async(self._store, self._path(key, digest))
             return bytes(await found.bytes_async())
         await self._installation.check_store()
@@ -115,7 +125,7 @@ class BlobStore:
     async def beginning(self, key: str, digest: str, length: int) -> bytes | None:
         """As `get`, of the first bytes alone."""
         path = self._path(key, digest)
-        with outages_as_unavailable("the blob store cannot be read"):
+        with self._outages.as_unavailable("read"):
             there = await obstore.head_async(self._store, path)
             if not there["size"]:
                 return b""  # of which no range can be had
@@ -125,7 +135,7 @@ class BlobStore:
 
     async def stream(self, key: str, digest: str) -> AsyncGenerator[bytes] | None:
         """As `get`, in pieces of PIECE_BYTES or somewhat more, which raise Unavailable too."""
-        stream = await open_stream(self._store, self._path(key, digest))
+        stream = await open_stream(self._store, self._path(key, digest), self._outages)
         if stream is None:
             await self._installation.check_store()
         return stream
@@ -135,7 +145,7 @@ class BlobStore:
         if place == "redis":
             await self._redis.delete(self._keys.blob(digest))
             return
-        with outages_as_unavailable("the blob store cannot delete"):
+        with self._outages.as_unavailable("delete"):
             await obstore.delete_async(self._store, self._path(key, digest))
 
     async def discard(self, key: str, digest: str) -> None:
@@ -144,15 +154,19 @@ class BlobStore:
         if await self._redis.hget(self._keys.index(key), "digest") != digest.encode():
             await self.delete(key, digest, "store")
 
-    async def sweep(self, offered: Callable[[str], Awaitable[str | None]]) -> int:
-        """Delete what crashes left in the store: old files that are not what `offered` (key to digest) names.
+    async def sweep(self) -> int:
+        """Delete what crashes left in the store: old files that the index does not offer.
 
-        Returns how many went. Raises Unavailable.
+        Returns how many went. Raises Unavailable, RedisError.
         """
 
-        async def used(path: str) -> bool:
-            key, _, digest = path.removeprefix(f"{self._folder}/")[3:].partition("/")
-            return await offered(key) == digest
+        async def used(paths: list[str]) -> list[bool]:
+            parts = [path.removeprefix(f"{self._folder}/")[3:].partition("/") for path in paths]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for key, _, _ in parts:
+                    pipe.hget(self._keys.index(key), "digest")
+                found = await pipe.execute()
+            return [offered == digest.encode() for offered, (_, _, digest) in zip(found, parts, strict=True)]
 
         return await self._installation.sweep(self._folder, self._keys.orphans, _ORPHAN_AGE, used)
 
@@ -160,7 +174,7 @@ class BlobStore:
         """Key and digest of each blob in the store whose key has this beginning of two digits, the newest first.
         Raises Unavailable."""
         found = []
-        with outages_as_unavailable("the blob store cannot be read"):
+        with self._outages.as_unavailable("read"):
             async for batch in obstore.list(self._store, f"{self._folder}/{beginning}"):
                 for entry in batch:
                     key, _, digest = entry["path"].removeprefix(f"{self._folder}/")[3:].partition("/")
@@ -168,19 +182,28 @@ class BlobStore:
         return [(key, digest) for _, key, digest in sorted(found, reverse=True)]
 
     def _path(self, key: str, digest: str) -> str:
-        return f"{self._folder}/{key[:2]}/{key}/{digest}"
+        return blob_path(self._keys.namespace, key, digest)
 
 
-async def open_stream(store: ObjectStore, path: str) -> AsyncGenerator[bytes] | None:
+def blob_path(namespace: str, key: str, digest: str) -> str:
+    """Where the store has it."""
+    return f"{_folder(namespace)}/{key[:2]}/{key}/{digest}"
+
+
+def _folder(namespace: str) -> str:
+    return _FOLDER if namespace == DEFAULT_NAMESPACE else f"{FOLDERS}/{namespace}"
+
+
+async def open_stream(store: ObjectStore, path: str, outages: StoreOutages) -> AsyncGenerator[bytes] | None:
     """An object's bytes, in pieces of PIECE_BYTES or somewhat more; None if there is none. Both steps raise
     Unavailable."""
-    with outages_as_unavailable("the blob store cannot be read"):
+    with outages.as_unavailable("read"):
         found = await obstore.get_async(store, path)
-        return _pieces(found.stream(min_chunk_size=PIECE_BYTES))
+        return _pieces(found.stream(min_chunk_size=PIECE_BYTES), outages)
     return None
 
 
-async def _pieces(stream: BytesStream) -> AsyncGenerator[bytes]:
-    with outages_as_unavailable("the blob store cannot be read"):
+async def _pieces(stream: BytesStream, outages: StoreOutages) -> AsyncGenerator[bytes]:
+    with outages.as_unavailable("read"):
         async for piece in stream:
             yield bytes(piece)

@@ -18,6 +18,8 @@ class SharedBytes:
 
     async def read(self) -> bytes:
         """Raises what the one read raises."""
+        if self._reading.done():
+            return self._reading.result()
         return await asyncio.shield(self._reading)
 
 
@@ -46,6 +48,13 @@ class ByteCache:
             self._referred[digest] = blob
         self._recent[digest] = blob
         self._recent.move_to_end(digest)
+        return blob
+
+    def find(self, digest: str) -> SharedBytes | None:
+        """The blob, if it is here or on its way."""
+        if (blob := self._referred.get(digest)) is not None:
+            self._recent[digest] = blob
+            self._recent.move_to_end(digest)
         return blob
 
     def _make_room(self, size: int) -> bool:

@@ -6,15 +6,24 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 
+from ...compiler.artifact.container import ArtifactFile, pieces
+
 _INLINE_HASH_BYTES = 1 << 20
 """Longer blobs are hashed in a thread: about a millisecond of the event loop."""
 
 
-async def sha256(data: bytes) -> str:
+async def sha256(data: ArtifactFile) -> str:
     """Hex digest, without holding the event loop for long."""
     if len(data) <= _INLINE_HASH_BYTES:
-        return hashlib.sha256(data).hexdigest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+        return hashlib.sha256(data[:]).hexdigest()
+    return await asyncio.to_thread(_sha256, data)
+
+
+def _sha256(data: ArtifactFile) -> str:
+    hashed = hashlib.sha256()
+    for piece in pieces(data):
+        hashed.update(piece)
+    return hashed.hexdigest()
 
 
 class DamagedStream(Exception):

@@ -20,20 +20,24 @@ import structlog
 from msgspec import Struct
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import ObjectStore
-from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from ...compiler import decoding
 from ...compiler.errors import Unavailable
-from .outages import outages_as_unavailable
+from .outages import StoreOutages
+from .redis.connections import RedisClient
 from .redis.keys import Keys
 
 log = structlog.get_logger(__name__)
 
 State = Literal["same", "lost", "older", "foreign"]
 
-_OBJECT = "installation"
+IDENTITY = "installation"
+"""The object in the store."""
 _LOOK_SECONDS = 60.0
 _COUNT_SECONDS = 3600.0
+_SWEEP_BATCH = 200
+"""Objects that are looked up in Redis together."""
 MARKED = timedelta(days=1)
 """How long what nothing names stays after it was found."""
 
@@ -46,7 +50,7 @@ _HINT = "Give all gateways one store; if this one is right, `torchrelay cache re
 
 
 class StoreIdentity(Struct, frozen=True):
-    """The object in the store. sweeps: how often it was swept; Redis has counted at least as many."""
+    """What it holds. sweeps: how often it was swept; Redis has counted at least as many."""
 
     id: str
     sweeps: int = 0
@@ -55,18 +59,26 @@ class StoreIdentity(Struct, frozen=True):
 class Installation:
     """`state`: what was found last."""
 
-    def __init__(self, redis: Redis, keys: Keys, store: ObjectStore) -> None:
+    def __init__(
+        self, redis: RedisClient, keys: Keys, store: ObjectStore, outages: StoreOutages | None = None
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._store = store
+        self.outages = outages or StoreOutages()
         self._looked = self._counted = -math.inf
         self._belonged = False
         self.state: State = "same"
 
     async def check_store(self) -> None:
-        """Raises Unavailable if the store is another installation's, or cannot be read; RedisError."""
+        """Raises Unavailable if the store is another installation's, or cannot be read; RedisError if that was never
+        known."""
         if self.state == "foreign" or time.monotonic() - self._looked > _LOOK_SECONDS:
-            await self.look()
+            try:
+                await self.look()
+            except RedisError:  # a hit needs no more than that it was the right one
+                if not self._belonged:
+                    raise
         if self.state == "foreign":
             raise Unavailable(_REASONS["foreign"], hint=_HINT)
 
@@ -85,9 +97,9 @@ class Installation:
         return time.time() - since / 1000 > age.total_seconds()
 
     async def sweep(
-        self, folder: str, marks: str, age: timedelta, used: Callable[[str], Awaitable[bool]]
+        self, folder: str, marks: str, age: timedelta, used: Callable[[list[str]], Awaitable[list[bool]]]
     ) -> int:
-        """Deletes what of `folder` is older than `age`, not `used` (by its path), and was so a day ago already.
+        """Deletes what of `folder` is older than `age`, not `used` (by their paths), and was so a day ago already.
 
         marks: the Redis key for what was found. Returns how many went. Raises Unavailable, RedisError.
         """
@@ -97,17 +109,18 @@ class Installation:
         known = dict(await self._redis.zrange(marks, 0, -1, withscores=True))
         now = datetime.now(UTC)
         gone = 0
-        with outages_as_unavailable("the blob store cannot be swept"):  # another gateway may sweep too
-            async for batch in obstore.list(self._store, folder):
-                for entry in batch:
-                    if entry["last_modified"] >= now - age or await used(entry["path"]):
+        with self.outages.as_unavailable("sweep"):  # another gateway may sweep too
+            async for batch in obstore.list(self._store, folder, chunk_size=_SWEEP_BATCH):
+                old = [entry["path"] for entry in batch if entry["last_modified"] < now - age]
+                for path, is_used in zip(old, await used(old) if old else [], strict=True):
+                    if is_used:
                         continue
-                    found = known.pop(entry["path"].encode(), None)
+                    found = known.pop(path.encode(), None)
                     if found is None:
-                        await self._redis.zadd(marks, {entry["path"]: now.timestamp()}, nx=True)
+                        await self._redis.zadd(marks, {path: now.timestamp()}, nx=True)
                     elif found < (now - MARKED).timestamp():
-                        await obstore.delete_async(self._store, entry["path"])
-                        await self._redis.zrem(marks, entry["path"])
+                        await obstore.delete_async(self._store, path)
+                        await self._redis.zrem(marks, path)
                         gone += 1
             if known:  # used by now, or deleted
                 await self._redis.zrem(marks, *known)
@@ -115,7 +128,7 @@ class Installation:
 
     async def folders(self, folder: str) -> list[str]:
         """Names of the folders in a folder of the store. Raises Unavailable."""
-        with outages_as_unavailable("the blob store cannot be read"):
+        with self.outages.as_unavailable("read"):
             found = await obstore.list_with_delimiter_async(self._store, folder)
             return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
         return []
@@ -169,19 +182,19 @@ class Installation:
         return bool(await self._redis.exists(keys.lru, keys.pinned, keys.namespaces, keys.training_jobs.all))
 
     async def _is_empty(self) -> bool:
-        with outages_as_unavailable("the blob store cannot be read"):
+        with self.outages.as_unavailable("read"):
             async for batch in obstore.list(self._store):
-                if any(entry["path"] != _OBJECT for entry in batch):
+                if any(entry["path"] != IDENTITY for entry in batch):
                     return False
         return True
 
     async def _stored(self) -> StoreIdentity | None:
-        with outages_as_unavailable("the blob store cannot be read"):
-            found = await obstore.get_async(self._store, _OBJECT)
+        with self.outages.as_unavailable("read"):
+            found = await obstore.get_async(self._store, IDENTITY)
             try:
                 return decoding.from_json(bytes(await found.bytes_async()), type=StoreIdentity)
             except msgspec.DecodeError as error:
-                raise Unavailable(f"the blob store's object {_OBJECT!r} cannot be read: {error}") from None
+                raise Unavailable(f"the blob store's object {IDENTITY!r} cannot be read: {error}") from None
         return None
 
     async def _create(self) -> StoreIdentity:
@@ -193,5 +206,5 @@ class Installation:
         return made
 
     async def _put(self, identity: StoreIdentity, mode: Literal["create", "overwrite"]) -> None:
-        with outages_as_unavailable("the blob store cannot be written"):
-            await obstore.put_async(self._store, _OBJECT, msgspec.json.encode(identity), mode=mode)
+        with self.outages.as_unavailable("write"):
+            await obstore.put_async(self._store, IDENTITY, msgspec.json.encode(identity), mode=mode)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.exceptions import BaseError as StoreError
@@ -14,26 +15,42 @@ _OUTAGES = (GenericError, OSError)
 """How obstore reports a store that cannot be reached, is silent, answers 5xx or has no room."""
 
 
+_FAILED = {
+    "read": "the blob store cannot be read",
+    "write": "the blob store cannot be written",
+    "delete": "the blob store cannot delete",
+    "sweep": "the blob store cannot be swept",
+}
+Operation = Literal["read", "write", "delete", "sweep"]
+
+
 class BlobStoreDown(Unavailable):
     """The blob store does not answer now, and may do so later. A client gets Unavailable."""
 
 
-@contextmanager
-def outages_as_unavailable(what: str) -> Iterator[None]:
-    """Ends the block at a blob that is not there. Raises Unavailable if the store fails."""
-    try:
-        yield
-    except FileNotFoundError:
-        return
-    except AlreadyExistsError:
-        raise
-    except (StoreError, OSError) as error:
-        raise unavailable(what, error) from error
+class StoreOutages:
+    """on_error: called with each operation that failed."""
 
+    def __init__(self, on_error: Callable[[Operation], object] = lambda operation: None) -> None:
+        self._on_error = on_error
 
-def unavailable(what: str, error: Exception) -> Unavailable:
-    """With the first line of obstore's error; the others are about its source code."""
-    passing = isinstance(error, _OUTAGES) and not isinstance(error, FileNotFoundError)
-    return (BlobStoreDown if passing else Unavailable)(
-        f"{what}: {str(error).partition(chr(10))[0].strip()}", hint="See to the store, then ask again"
-    )
+    @contextmanager
+    def as_unavailable(self, operation: Operation) -> Iterator[None]:
+        """Ends the block at a blob that is not there. Raises Unavailable if the store fails."""
+        try:
+            yield
+        except FileNotFoundError:
+            return
+        except AlreadyExistsError:
+            raise
+        except (StoreError, OSError) as error:
+            raise self.unavailable(operation, error) from error
+
+    def unavailable(self, operation: Operation, error: Exception, what: str = "") -> Unavailable:
+        """With the first line of obstore's error; the others are about its source code."""
+        self._on_error(operation)
+        passing = isinstance(error, _OUTAGES) and not isinstance(error, FileNotFoundError)
+        return (BlobStoreDown if passing else Unavailable)(
+            f"{what or _FAILED[operation]}: {str(error).partition(chr(10))[0].strip()}",
+            hint="See to the store, then ask again",
+        )

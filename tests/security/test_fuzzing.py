@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import strategies
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
@@ -46,11 +46,7 @@ TRUSTED = Trust.of([SIGNER.public_key()], namespace="default")
 FILES = {"bundle.pickle": b"a" * 40, "libraries.msgpack": b"\x90"}
 PLAIN = codec.encode_request(codec.unpack_request(graph(nodes=3)))
 
-RANDOM = settings(
-    max_examples=200,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
+RANDOM = settings(strategies.RANDOM, max_examples=200)
 
 
 def only_typed(call: Callable[[], object], *kinds: type[RelayError]) -> bool:

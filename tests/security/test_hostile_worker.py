@@ -96,6 +96,14 @@ def test_a_manifest_has_a_largest_size(guards: int, refused: str) -> None:
         sign(packed(long, frames))
 
 
+def test_an_artifact_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = container.pack(manifest_of(FILES), FILES)
+    monkeypatch.setattr(artifact_manifest, "MAX_ARTIFACT_BYTES", len(data))
+    assert sign(data)
+    with pytest.raises(ArtifactError, match=f"has {len(data) + 1} bytes"):
+        sign(data + b"x")
+
+
 class Talker(ArtifactPool):
     """A pool whose worker tells far too much, at once."""
 

@@ -1,10 +1,12 @@
-"""The embedded Ray: on loopback alone, without a dashboard, and deaf to whoever has no token."""
+"""The embedded Ray: on loopback alone, without a dashboard, and deaf to whoever has no token. And a driver of any Ray
+unpickles nothing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +113,35 @@ def test_who_has_no_token_gets_nothing(
     assert (done.returncode == 0) is opens, done.stderr[-2000:]
     if not opens:
         assert "nauthenticated" in done.stderr or "uthentication" in done.stderr
+
+
+UNPICKLERS = """
+    import os, pickle, sys
+    import ray, ray.autoscaler.sdk, ray.util.placement_group, ray.util.scheduling_strategies
+    from torchrelay.workers import pool, ray_internals
+
+    plain, named = [{"a": (1, b"b", None)}], pickle.dumps(os.getpid)
+    open_ones = [pickle, pickle.load, pickle.loads, pickle.Unpickler]
+    with ray_internals.nothing_unpickled(()):
+        assert ray.cloudpickle.loads(pickle.dumps(plain)) == plain
+        for loads in (ray.cloudpickle.loads, ray.cloudpickle.cloudpickle.loads, ray._raylet.pickle.loads):
+            try:
+                loads(named)
+                raise SystemExit("it was unpickled")
+            except pickle.UnpicklingError as error:
+                assert "posix.getpid was sent" in str(error)
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "ray":
+                if any(value is each for value in list(vars(module).values()) for each in open_ones):
+                    print(name)
+    assert ray.cloudpickle.loads(named) is os.getpid
+"""
+
+
+def test_no_part_of_ray_that_a_driver_loads_has_an_unpickler_of_its_own() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(UNPICKLERS)]  # other tests have loaded more of Ray
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {*done.stdout.split()} == {"ray.cloudpickle.cloudpickle", "ray.cloudpickle"}, (
+        "these use it to pickle"
+    )

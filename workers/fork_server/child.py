@@ -23,6 +23,7 @@ import msgspec
 from ...compiler.api import compiles
 from ...compiler.errors import CompileFailed, CompileKilled, RelayError
 from ...compiler.kernel_store.libraries import KernelExchange
+from ...compiler.request import schema
 from ..messages import Answer, JobDone, JobFailed, StageEvent, WorkerJob, encode
 from ..process.process_tree import die_with_parent
 from ..sandbox.isolation import Sandbox
@@ -160,17 +161,17 @@ def describe(
 def prepare(
     engine: ModuleType,
     *,
-    request: bytes,
+    target: schema.Target,
     work: Path,
     limits: JobLimits,
     environment: Mapping[str, str],
     shared: Path,
     pipes: ChildPipes,
 ) -> None:
-    """Have the engine make what jobs like this one share. Writes JobDone even if that fails: jobs do without it."""
+    """Have the engine make what jobs for `target` share. Writes JobDone even if that fails: jobs do without it."""
     _apply_limits(work, _DESCRIBE_SECONDS, limits, environment)
     try:
-        engine.prepare(request, limits.request, shared)
+        engine.prepare(target, shared)
     except Exception:
         traceback.print_exc()
     _write(pipes.output, encode(JobDone(b"")))

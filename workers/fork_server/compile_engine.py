@@ -1,6 +1,6 @@
 """Stages 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
 
-This is the engine that a fork server loads: `preload` runs once in the server, before it forks; `describe`, `missing`,
+This is the engine that a fork server loads: `preload` and `warm_up` run once in the server; `describe`, `missing`,
 `prepare` and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,
 on the machine that will run the compiler on it.
 """
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.api import compiles
@@ -45,6 +44,17 @@ def preload() -> None:
         from ...compiler.pipeline import pipeline
 
         pipeline.preload()
+
+
+def warm_up(folder: Path) -> None:
+    """Do once what a compile would do again in each child, with temporary files in `folder`."""
+    from ...compiler.torch_internals.loading.preload import counting_gpus_in_a_fork
+
+    with counting_gpus_in_a_fork():
+        if not _unsupported_torch():
+            from ...compiler.pipeline import pipeline
+
+            pipeline.compile_once(folder)
 
 
 def _unsupported_torch() -> str:
@@ -94,31 +104,19 @@ def _gpu_missing() -> str:
     return "" if total == 2 << 20 else f"the GPU adds 2 a million times and gets {total}"
 
 
-class _TargetOnly(Struct):
-    """The part of a request that decides what must be prepared."""
-
-    target: schema.Target
-
-
-def preparation(request: bytes) -> str:
-    """A name for what jobs like this one share and `prepare` makes; '' if there is nothing."""
+def preparation(target: schema.Target) -> str:
+    """A name for what jobs for `target` share and `prepare` makes; '' if there is nothing."""
     from ...compiler.pipeline import precompiled_header
 
-    try:
-        return precompiled_header.name_for(decoding.from_msgpack(request, type=_TargetOnly).target)
-    except msgspec.MsgspecError:
-        return ""  # the job itself reports the error
+    return precompiled_header.name_for(target)
 
 
-def prepare(request: bytes, limits: codec.Limits, shared: Path) -> None:
+def prepare(target: schema.Target, shared: Path) -> None:
     """Make it, in a process that runs only the worker's own code."""
+    from ...compiler.graph.toolchain import local_toolchain
     from ...compiler.pipeline import precompiled_header
 
-    order = _order(request)
-    if order is not None:
-        precompiled_header.build_for_searches(order, shared)
-    else:
-        precompiled_header.build(_checked(request, limits), shared)
+    precompiled_header.build(target, local_toolchain().torch, shared)
 
 
 def compile_graph(

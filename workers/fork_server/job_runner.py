@@ -24,7 +24,6 @@ from msgspec import Struct
 
 from ...compiler.errors import CompileKilled, CompileTimeout, RelayError
 from ...compiler.kernel_store.libraries import KernelStore, NamespaceKernels
-from ...compiler.request import codec
 from ..messages import (
     BadFrame,
     CancelJob,
@@ -87,7 +86,8 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
     began = time.monotonic()
     stored = None if context.kernels is None else context.kernels.of(job.namespace)
     # A job that runs its caller's source can build anything under any name: its libraries are not shared.
-    trusted = None if codec.holds_source(job.request) else stored
+    trusted = None if job.holds_source else stored
+    kernels = None if stored is None else stored.folder
     with job_folder(context) as work:
         log = work / "log"
         try:
@@ -102,10 +102,10 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
                 work=work,
                 limits=context.settings.limits,
                 environment=context.environment,
-                kernels=None if stored is None else stored.folder,
+                kernels=kernels,
                 shared=context.shared,
             )
-            shown = [folder for folder in (stored and stored.folder, context.shared) if folder is not None]
+            shown = [folder for folder in (kernels, context.shared) if folder is not None]
             sandbox = Sandbox(context.form, context.view, work, shown)
             publish_kernels = functools.partial(_publish_kernels, trusted, work / child.OFFERS)
             with started_child(lambda pipes: body(pipes=pipes), log, sandbox) as started:
@@ -120,16 +120,20 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
 
 
 def _prepare(job: WorkerJob, context: JobContext, owner: JobOwner) -> None:
-    """Make what jobs like this one share, in a child that runs only the worker's own code."""
-    name = context.engine.preparation(job.request)
-    if not name or context.shared is None or name in context.prepared:
+    """Make what jobs for this target share, in a child that runs only the worker's own code. It is not in the sandbox,
+    so it gets nothing of the request."""
+    target = job.target
+    if target is None or context.shared is None:
+        return
+    name = context.engine.preparation(target)
+    if not name or name in context.prepared:
         return
     owner.send(StageEvent("queued", "preparing C++ headers"))
     with job_folder(context) as work:
         body = functools.partial(
             child.prepare,
             context.engine,
-            request=job.request,
+            target=target,
             work=work,
             limits=context.settings.limits,
             environment=context.environment,
@@ -189,9 +193,10 @@ def _publish_kernels(kernels: NamespaceKernels | None, offers: Path) -> None:
 def _copy_log(job: WorkerJob, answer: JobFailed, log: Path) -> None:
     """Copy the end of the job's output to the server's log; the client gets only the line in `answer`."""
     text = f"failed: {answer.code}: {answer.message}\n{child.read_log(log, _LOG_TAIL)}"
-    # Each line names the job, and none can control a terminal or look like another's.
+    # Each line names the job and its trace, and none can control a terminal or look like another's.
     lines = (line if line.isprintable() else repr(line)[1:-1] for line in text.splitlines())
-    print("\n".join(f"job {job.key[:16]} | {line}" for line in lines), file=sys.stderr, flush=True)
+    head = f"job {job.key[:16]} trace_id={job.trace_id}" if job.trace_id else f"job {job.key[:16]}"
+    print("\n".join(f"{head} | {line}" for line in lines), file=sys.stderr, flush=True)
 
 
 class _JobMonitor:

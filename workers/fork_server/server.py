@@ -1,14 +1,15 @@
 """Stage 6: a process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
 Run as `python -m torchrelay.workers.fork_server.server --socket FD --settings JSON --jobs DIR` by the actor, which
-sends and receives workers/messages.py over the socket. It is a new interpreter and no fork of the actor, because Ray's
-threads do not survive a fork. CUDA is never initialised here: a forked child could not use it then. When
-the socket closes, the running job is killed and the server ends.
+sends and receives workers/messages.py over the socket; or before there is an actor, as prestart.py does. It is a new
+interpreter and no fork of the actor, because Ray's threads do not survive a fork. CUDA is never initialised here: a
+forked child could not use it then. When the socket closes, the running job is killed and the server ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import os
@@ -16,14 +17,17 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
 from ...compiler import decoding
+from ...compiler.api.protocols import WORKERS
 from ...compiler.errors import CompileKilled, RelayError
 from ...compiler.kernel_store.libraries import KernelStore
+from ...compiler.request.schema import REVISION
 from ..messages import (
     Answer,
     CancelJob,
@@ -40,7 +44,7 @@ from ..process.process_tree import become_subreaper, kill_below
 from ..sandbox import isolation
 from ..sandbox.visible_paths import visible_paths_of
 from ..settings import SlotSettings
-from . import job_runner, sandbox_probe
+from . import job_runner, prestart, sandbox_probe
 
 
 class Disconnected(Exception):
@@ -73,6 +77,11 @@ class ForkServer:
         """Run jobs until the actor closes the socket."""
         try:
             self._send(self._greeting())
+            # a job that comes meanwhile waits; without it, each would take that time
+            self._context.engine.warm_up(self._context.jobs_dir)
+            gc.collect()
+            gc.freeze()  # children that collect do not touch, and so copy, the server's pages
+            gc.enable()
             while True:
                 command = self._next_command()
                 if isinstance(command, WorkerJob):
@@ -111,6 +120,8 @@ class ForkServer:
             found.missing,
             gpu,
             len(os.sched_getaffinity(0)),
+            min(WORKERS.number, context.settings.protocol),
+            REVISION,
         )
 
     def _next_command(self) -> Command:
@@ -154,29 +165,50 @@ def _kernel_store(settings: SlotSettings) -> KernelStore | None:
 def main() -> None:
     """Entry point. Exits 0 when the actor goes away."""
     parser = argparse.ArgumentParser(prog="torchrelay.workers.fork_server.server")
-    parser.add_argument("--socket", type=int, required=True)
-    parser.add_argument("--settings", required=True)
-    parser.add_argument("--jobs", required=True, type=Path)
+    parser.add_argument("--socket", type=int)
+    parser.add_argument("--settings", type=lambda text: decoding.from_json(text, type=SlotSettings))
+    parser.add_argument("--jobs", type=Path)
+    parser.add_argument("--listener", type=int)
+    parser.add_argument("--owner", type=int)
+    parser.add_argument("--engine")
     arguments = parser.parse_args()
-    settings = decoding.from_json(arguments.settings, type=SlotSettings)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the supervisor; this ends when the actor does
+    # Ctrl-C is for the supervisor; this ends when the actor does
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_subreaper()
-    jobs_dir: Path = arguments.jobs
+    if arguments.listener is None:
+        settings: SlotSettings = arguments.settings
+        jobs_dir: Path = arguments.jobs
+        with _ending(jobs_dir), socket.socket(fileno=arguments.socket) as connection:
+            _serve(connection, settings, _imported(settings.engine), jobs_dir)
+        return
+    with socket.socket(fileno=arguments.listener) as listener:
+        engine = _imported(arguments.engine)
+        adoption = prestart.await_adoption(listener, arguments.owner)
+    if adoption is not None:
+        jobs_dir = Path(adoption.order.jobs_dir)
+        with _ending(jobs_dir), adoption.connection as connection:
+            _serve(connection, adoption.order.settings, engine, jobs_dir)
+
+
+def _imported(engine: str) -> ModuleType:
+    gc.disable()  # almost nothing that is loaded is garbage, and collecting took a sixth of the start
+    module = importlib.import_module(engine)
+    module.preload()
+    return module
+
+
+def _serve(connection: socket.socket, settings: SlotSettings, engine: ModuleType, jobs_dir: Path) -> None:
+    ForkServer(connection, settings, engine, jobs_dir).serve()
+
+
+@contextlib.contextmanager
+def _ending(jobs_dir: Path) -> Iterator[None]:
+    """Leaves no process and no folder behind."""
     try:
-        gc.disable()  # almost nothing that is loaded is garbage, and collecting took a sixth of the start
-        engine = importlib.import_module(settings.engine)
-        engine.preload()
-        gc.collect()
-        gc.freeze()  # children that collect do not touch, and so copy, the server's pages
-        gc.enable()
-        with socket.socket(fileno=arguments.socket) as connection:
-            ForkServer(connection, settings, engine, jobs_dir).serve()
+        yield
     finally:
         kill_below(os.getpid())
         shutil.rmtree(jobs_dir, ignore_errors=True)
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +42,33 @@ class ProcessUsage(NamedTuple):
 
     processes: int
     memory: int
+
+
+class ForeignProcess:
+    """A running process that is no child of this one, as subprocess.Popen has one; nobody but its parent knows its
+    exit status. Raises OSError if it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    def poll(self) -> str | None:
+        """ "unknown", its status, once it has ended."""
+        return "unknown" if select.select([self._descriptor], [], [], 0)[0] else None
+
+    def wait(self, timeout: float | None = None) -> str:
+        """As `poll`. Raises subprocess.TimeoutExpired."""
+        if not select.select([self._descriptor], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return "unknown"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            os.close(self._descriptor)
 
 
 def become_subreaper() -> None:

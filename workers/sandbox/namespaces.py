@@ -53,6 +53,7 @@ def run(
     status, report = os.pipe()
 
     def in_the_job() -> None:
+        die_with_parent(1)
         os.close(report)
         os.setsid()
         _show(view, own, shown)
@@ -63,7 +64,7 @@ def run(
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent has no pid in its own namespace
         for descriptor in (status, pid_pipe):
             os.close(descriptor)
-        job = _forked(lambda: (die_with_parent(1), in_the_job()))
+        job = _forked(in_the_job)
         for descriptor in inherited:
             os.close(descriptor)
         dead, how = os.wait()

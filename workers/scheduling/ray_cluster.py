@@ -15,10 +15,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -26,16 +26,27 @@ from typing import Any, NamedTuple, TypeVar
 from ...compiler.errors import Unavailable
 from .. import ray_internals
 from ..process.private_folders import short_directory
-from ..process.process_tree import die_with_parent
+from ..process.process_tree import die_with_parent, kill_below
 from ..settings import PoolSettings, SlotSettings
-from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, node_resources
+from . import driver_node
+from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, live_nodes, node_resources
 
 T = TypeVar("T")
 
 _FOR_RAY = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV)|(PYTHON|RAY_|CUDA_|NVIDIA_)\w*"
 )
+_END_START_SECONDS = 2.0
+"""How long the end of a start may take. Ray waits half a minute for servers that were killed."""
+_KILL_AGAIN_SECONDS = 0.05
+_JOIN_SECONDS = 10.0
 _SERVICE_SETTINGS = "TORCHRELAY_SERVICE_"
+_SENT_DIRECTLY = {
+    "RAY_max_direct_call_object_size": str(1 << 28),
+    "RAY_task_rpc_inlined_bytes_limit": str(1 << 28),
+}
+"""Arguments of calls up to 256 MiB go straight to the actor, and not through the object store of this process's node:
+where that fills, Ray has a worker write objects to disk, and this node has no workers."""
 
 
 class RayNode(NamedTuple):
@@ -70,8 +81,8 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
 
 
 def joined_node_environment(current: Mapping[str, str]) -> dict[str, str]:
-    """What of this process's environment the node gets that it joins a cluster with. Whoever has Ray's token can run
-    code there, and read what its raylet was started with: of the service's secrets it needs Ray's token alone."""
+    """What of this process's environment the node gets that it joins a cluster with: of the service's secrets it needs
+    Ray's token alone."""
     return {name: value for name, value in current.items() if _FOR_RAY.fullmatch(name)}
 
 
@@ -81,28 +92,63 @@ class RayCluster:
 
     id: str
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: PoolSettings, named_actors: Collection[type] = ()) -> None:
+        """named_actors: the classes of those that this process calls by their names."""
         self._settings = settings
+        self._named_actors = named_actors
+        self._nothing_unpickled = contextlib.ExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._own_dir: Path | None = None
         self._gateway_node: subprocess.Popen[bytes] | None = None
+        self._head: Any = None
+        self._starting: Future[None] | None = None
+        self._stopping = False
 
     async def start(self) -> None:
         """Start or join. Raises Unavailable."""
-        await self.call(self._start)
+        self._starting = self._thread.submit(self._start)
+        await asyncio.wrap_future(self._starting)
         _restore_sigterm_handler()
 
     async def stop(self) -> None:
-        """Leave the cluster; an embedded one ends with its processes."""
+        """Leave the cluster; an embedded one ends with its processes, at once if it still starts."""
+        self._stopping = True
+        if self._starting is not None and self._settings.ray_address is None:
+            await asyncio.to_thread(self._end_start, self._starting)
+            if not self._starting.done():  # it waits for a server that has been killed, and starts no other
+                self._thread.shutdown(wait=False)
+                return
         await self.call(self._stop)
         self._thread.shutdown()
+
+    def _end_start(self, starting: Future[None]) -> None:
+        """Kill the servers that `starting` starts and waits for, until it ends. When it only has to join them, it may:
+        Ray ends a whole process that loses them then."""
+        mark = f"RAY_AUTH_TOKEN={self._settings.ray_token}"
+        until = time.monotonic() + _END_START_SECONDS
+        while not starting.done() and self._head is None and time.monotonic() < until:
+            kill_below(os.getpid(), mark=mark)
+            wait([starting], _KILL_AGAIN_SECONDS)
+        if self._head is not None:
+            wait([starting], _JOIN_SECONDS)
+        if not starting.done():
+            kill_below(os.getpid(), mark=mark)
 
     async def nodes(self) -> list[RayNode]:
         """Live nodes that offer slots. Raises Unavailable."""
         return await self.call(self._nodes)
 
-    def place(self, node: RayNode, settings: SlotSettings) -> Any:
-        """Create a slot's actor on `node`; returns its handle at once, while the actor starts."""
+    async def request(self, bundles: list[dict[str, float]]) -> None:
+        """Ask the autoscaler for a cluster in which all these find room together, whatever is used of it. Replaces the
+        last request, whoever made it. Raises Unavailable."""
+        await self.call(lambda: _request(bundles))
+
+    async def place(self, node: RayNode, settings: SlotSettings) -> Any:
+        """Create a slot's actor on `node`; returns its handle while the actor starts. It waits for Ray's GCS."""
+        return await self.call(lambda: self._place(node, settings))
+
+    @staticmethod
+    def _place(node: RayNode, settings: SlotSettings) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -133,9 +179,12 @@ class RayCluster:
     def _start(self) -> None:
         address = self._settings.ray_address
         os.environ.update(ray_environment(self._settings.ray_token, address))
+        if address is not None:
+            os.environ.update(_SENT_DIRECTLY)
         import ray  # after the environment, which it reads once
 
         try:
+            self._nothing_unpickled.enter_context(ray_internals.nothing_unpickled(self._named_actors))
             if address is None:
                 self._start_embedded(ray)
             else:
@@ -151,28 +200,26 @@ class RayCluster:
             self._own_dir = short_directory("torchrelay-")
             temp_dir = str(self._own_dir)
         with _service_settings_hidden():
-            ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
+            self._head = ray_internals.start_head_node(
+                lambda: not self._stopping,
+                temp_dir=temp_dir,
                 resources=node_resources(self._settings.cpu_slots),
-                object_store_memory=self._settings.object_store_bytes,
-                include_dashboard=False,
-                logging_level="ERROR",
-                log_to_driver=True,
-                _temp_dir=temp_dir,
+                gpus=None if self._settings.gpu_slots_per_gpu else 0,
+                object_store_bytes=self._settings.object_store_bytes,
+                agent=driver_node.NO_AGENT,
+            )
+            if self._stopping:
+                raise RuntimeError("it was stopped during its start")
+            ray.init(
+                address=self._head.address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=True
             )
 
     def _join(self, ray: Any, address: str) -> None:
-        """Start a node without slots on this machine, because a Ray driver needs a local one, and join."""
+        """Start a node on this machine, because a Ray driver needs a local one, and join through it."""
         self._own_dir = short_directory("torchrelay-")
         with (self._own_dir / "ray-node.log").open("wb") as log:
             self._gateway_node = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-                    *(f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--disable-usage-stats"),
-                    f"--temp-dir={self._own_dir}",
-                ],
+                driver_node.command(address, self._own_dir),
                 env=joined_node_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -180,12 +227,22 @@ class RayCluster:
                 start_new_session=True,
                 preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
-        ray.init(address=address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=True)
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            logging_level="ERROR",
+            log_to_driver=True,
+            _temp_dir=str(self._own_dir),  # of the node: there may be others here
+        )
 
     def _stop(self) -> None:
         import ray
 
         ray.shutdown()
+        if self._head is not None:
+            ray_internals.stop_head_node(self._head)
+            self._head = None
+        self._nothing_unpickled.close()
         if self._gateway_node is not None:
             self._gateway_node.terminate()
             try:
@@ -202,10 +259,20 @@ class RayCluster:
         import ray
 
         try:
-            listed = ray.nodes()
+            listed = live_nodes()
         except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
             raise Unavailable(f"Ray does not answer: {error}") from error
-        return [_node(entry) for entry in listed if entry["Alive"] and OFFER in entry["Resources"]]
+        return [_node(entry) for entry in listed if OFFER in entry["Resources"]]
+
+
+def _request(bundles: list[dict[str, float]]) -> None:
+    import ray
+    from ray.autoscaler.sdk import request_resources
+
+    try:
+        request_resources(bundles=bundles)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+        raise Unavailable(f"Ray does not answer: {error}") from error
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 OFFER = "torchrelay_worker"
 """Ray resource of a node on which slots may be placed."""
 
@@ -20,3 +22,10 @@ NAMESPACE = "torchrelay"
 def node_resources(cpu_slots: int) -> dict[str, float]:
     """The Ray resources of a node that offers slots: its CPU slots; Ray counts cores and GPUs itself."""
     return {OFFER: 1.0} | ({CPU_SLOTS: float(cpu_slots)} if cpu_slots else {})
+
+
+def live_nodes() -> list[dict[str, Any]]:
+    """What Ray tells of each live node. Raises what ray.nodes raises."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]

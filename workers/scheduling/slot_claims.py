@@ -88,9 +88,9 @@ class OwnSlots:
 
 
 def _device(place: SlotPlace, node: RayNode) -> str:
-    return f"{place.node}-{place.kind}{place.index % node.gpus if place.kind == 'cuda' else place.index}"
+    return f"{place.node}-{place.kind}{place.number % node.gpus if place.kind == 'cuda' else place.number}"
 
 
 def _wanted(slot: Slot) -> int:
     """In which order the pool wants to keep its slots."""
-    return 0 if slot.state == "busy" else 1 if slot.searching else 2
+    return 0 if slot.state == "busy" else 1 if slot.searching else 3 if slot.state == "resting" else 2

@@ -11,27 +11,29 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from ...compiler.api import compiles
-from ...compiler.errors import NoWorker, Overloaded, RelayError
+from ...compiler.api.protocols import WORKERS
+from ...compiler.errors import CompileKilled, NoWorker, Overloaded, RelayError
 from ...compiler.request import schema
-from ..messages import ForkServerReady
+from ..messages import ForkServerReady, JobFailed, WorkerJob, decode_answer
+from ..settings import JobLimits, PoolSettings, SlotSettings
 from .ray_cluster import RayNode
 
 DeviceKind = Literal["cpu", "cuda"]
 
 
 class SlotPlace(NamedTuple):
-    """Where one actor can be. index: counts the node's slots of this kind and Python. python: of another environment;
+    """Where one actor can be. number: counts the node's slots of this kind and Python. python: of another environment;
     None: that of Ray's nodes."""
 
     node: str
     kind: DeviceKind
-    index: int
+    number: int
     python: str | None = None
 
     def worker(self) -> str:
         """What people and logs call it."""
         toolchain = f"-{sha256(self.python.encode()).hexdigest()[:6]}" if self.python is not None else ""
-        return f"{self.node[:10]}-{self.kind}{self.index}{toolchain}"
+        return f"{self.node[:10]}-{self.kind}{self.number}{toolchain}"
 
 
 class SlotsElsewhere(NoWorker):
@@ -59,7 +61,7 @@ class Slot:
         self.place = place
         self.kind = place.kind
         self.worker = place.worker()
-        self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
+        self.state: Literal["starting", "idle", "busy", "dead", "resting"] = "starting"
         self.ready: ForkServerReady | None = None
         self.failure: RelayError | None = None
         self.jobs_done = 0
@@ -70,6 +72,20 @@ class Slot:
         """Why its search was ended before its end."""
         self.actor: Any = None
         self.supervisor: asyncio.Task[None] | None = None
+
+    async def warm(self) -> ForkServerReady:
+        """Have its actor start a fork server. Raises the actor's error; CompileKilled, ProtocolMismatch."""
+        answer = decode_answer(await self.actor.start.remote())
+        if isinstance(answer, JobFailed):
+            raise answer.error()
+        if not isinstance(answer, ForkServerReady):
+            raise CompileKilled(f"worker {self.worker} answered its start with {type(answer).__name__}")
+        answer.check(self.worker)
+        return answer
+
+    def arguments(self, job: WorkerJob) -> tuple[Any, ...]:
+        """With which its actor is called, as its node's release has it."""
+        return job.arguments(1 if self.ready is None else self.ready.protocol)
 
     def suits(self, toolchain: schema.Toolchain, target: schema.Target) -> bool:
         """Whether it has this toolchain and, for a GPU, this model. A CPU can build for any CPU of its platform."""
@@ -109,13 +125,43 @@ class Slot:
             id=self.worker,
             toolchain=self.ready.toolchain if self.ready else unknown,
             target=self.ready.target if self.ready else target,
-            state=self.state,
+            state="starting" if self.state == "resting" else self.state,
             jobs_done=self.jobs_done,
             host=self.node.host,
             isolation=self.ready.isolation if self.ready else [],
             searching=self.searching,
             processors=self.ready.processors if self.ready else 0,
         )
+
+
+def offered_slots(nodes: list[RayNode], settings: PoolSettings) -> dict[SlotPlace, RayNode]:
+    """All slots of the nodes: each is there once for each Python."""
+    offered: dict[SlotPlace, RayNode] = {}
+    for node in nodes:
+        gpu_slots = node.gpus * settings.gpu_slots_per_gpu
+        for python in (None, *settings.toolchains):
+            offered |= {SlotPlace(node.id, "cpu", i, python): node for i in range(node.cpu_slots)}
+            offered |= {SlotPlace(node.id, "cuda", i, python): node for i in range(gpu_slots)}
+    return offered
+
+
+def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
+    """What the slot's actor is started with."""
+    first = slot.place[1:] == ("cpu", 0, None)
+    return SlotSettings(
+        worker=slot.worker,
+        kind=slot.kind,
+        gpu=slot.place.number % slot.node.gpus if slot.kind == "cuda" else 0,
+        python=slot.place.python,
+        engine=settings.engine,
+        limits=JobLimits(memory_bytes=settings.memory_limit_bytes, request=settings.request_limits),
+        jobs_root=settings.temp_dir,
+        kernels_dir=settings.kernels_dir,
+        kernels_bytes=settings.kernels_bytes,
+        early_server=settings.early_server if first else None,
+        isolation=settings.isolation,
+        protocol=WORKERS.number,
+    )
 
 
 class _Waiter:
@@ -135,6 +181,8 @@ class SlotQueue:
         """How many slots of the cluster other dispatchers use."""
         self.held: set[tuple[str, str]] = set()
         """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: no search runs there."""
+        self.searches_wanted = False
+        """Somebody has asked for devices to search on, since this was last set to False."""
         self.on_change: Callable[[], None] = lambda: None
         """Called by `serve`."""
         self._waiting: list[_Waiter] = []
@@ -144,6 +192,9 @@ class SlotQueue:
 
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def waiting_by_kind(self) -> Counter[str]:
+        return Counter[str](waiter.target.kind for waiter in self._waiting)
 
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
         """How many more jobs could begin at once; None: there is no such slot, and none to come."""
@@ -155,6 +206,7 @@ class SlotQueue:
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """One for each device that is up. Raises NoWorker where there is none, nor one to come; and where training jobs
         hold all of them: a rank may wait for a compile that waits for a search."""
+        self.searches_wanted = True
         suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
         if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
             raise self._none_for(toolchain, target)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 
-from ..messages import WorkerJob
+from ...compiler.api.protocols import WORKERS
+from ...compiler.errors import ProtocolMismatch
+from ..messages import JobFailed, WorkerJob
 from ..settings import SlotSettings
 from .fork_server_client import ForkServerClient
 
@@ -26,7 +29,7 @@ class CompileSlot:
         self._compiles = ForkServerClient(settings)
         # with a name of its own: by that the client finds the processes to kill
         self._searches = ForkServerClient(
-            msgspec.structs.replace(settings, worker=f"{settings.worker}-search")
+            msgspec.structs.replace(settings, worker=f"{settings.worker}-search", early_server=None)
         )
         self._idle_timer: asyncio.TimerHandle | None = None
         self._always_warm = settings.kind == "cuda"
@@ -34,6 +37,11 @@ class CompileSlot:
 
     async def start(self) -> bytes:
         """Start the fork server for compiles if there is none; its ForkServerReady, or a JobFailed, encoded."""
+        settings = self._settings
+        try:
+            WORKERS.check(settings.protocol, own=f"worker {settings.worker}", other="the dispatcher")
+        except ProtocolMismatch as error:
+            return msgspec.msgpack.encode(JobFailed.of(error))
         answer = await self._compiles.start()
         if self._always_warm:
             self._warming = asyncio.create_task(self._searches.start())  # the first searcher reports an error
@@ -43,23 +51,25 @@ class CompileSlot:
         """Return once there is no fork server for compiles; `start` starts a new one."""
         await self._compiles.lost()
 
-    async def compile(
-        self, job_id: str, request: bytes, key: str, seconds: float, namespace: str = "default"
-    ) -> AsyncIterator[bytes]:
-        """Encoded StageEvents and JobQueries, then one encoded JobDone or JobFailed."""
-        async for answer in self._compiles.run(job_id, WorkerJob(key, request, seconds, namespace)):
+    async def compile(self, job_id: str, job: WorkerJob | bytes, *older: Any) -> AsyncIterator[bytes]:
+        """Encoded StageEvents and JobQueries, then one encoded JobDone or JobFailed. older: WorkerJob.arguments of
+        protocol 1, after the request."""
+        if isinstance(job, bytes):
+            key, seconds, namespace = older
+            job = WorkerJob(key, job, seconds, None, namespace)
+        async for answer in self._compiles.run(job_id, job):
             yield answer
 
-    async def search(
-        self, job_id: str, order: bytes, seconds: float, namespace: str = "default"
-    ) -> AsyncIterator[bytes]:
-        """As `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher."""
+    async def search(self, job_id: str, job: WorkerJob | bytes, *older: Any) -> AsyncIterator[bytes]:
+        """As `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher. older: how long
+        it may last and for whom, in protocol 1."""
+        if isinstance(job, bytes):
+            seconds, namespace = older
+            job = WorkerJob("search", job, seconds, None, namespace, work="search")
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         try:
-            async for answer in self._searches.run(
-                job_id, WorkerJob("search", order, seconds, namespace, work="search")
-            ):
+            async for answer in self._searches.run(job_id, job):
                 yield answer
         finally:
             loop = asyncio.get_running_loop()

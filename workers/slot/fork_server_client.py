@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from ...compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
+from ..fork_server import prestart
 from ..fork_server.environment import server_environment, slot_mark
 from ..messages import (
     HEAD_BYTES,
@@ -38,7 +39,7 @@ from ..messages import (
     frame_length,
 )
 from ..process import private_folders
-from ..process.process_tree import become_subreaper, kill_below
+from ..process.process_tree import ForeignProcess, become_subreaper, kill_below
 from ..sandbox import isolation
 from ..settings import SlotSettings
 
@@ -58,7 +59,7 @@ class _ForkServerProcess:
     def __init__(
         self,
         settings: SlotSettings,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[bytes] | ForeignProcess,
         jobs_dir: Path,
         lock: int,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
@@ -70,6 +71,20 @@ class _ForkServerProcess:
         self._reader, self._writer = streams
         self.ready: ForkServerReady | None = None
         self.gone = asyncio.Event()
+
+    @classmethod
+    async def adopt(cls, settings: SlotSettings) -> _ForkServerProcess:
+        """The server that was started before this actor, its greeting received. Raises OSError, ForkServerLost."""
+        jobs_dir, lock = private_folders.make(settings.jobs_root)
+        try:
+            process, connection = prestart.adopt(settings, jobs_dir, lock)
+            connection.setblocking(False)
+            streams = await asyncio.open_connection(sock=connection)
+        except OSError:
+            shutil.rmtree(jobs_dir, ignore_errors=True)
+            os.close(lock)
+            raise
+        return cls(settings, process, jobs_dir, lock, streams)
 
     @classmethod
     async def start(cls, settings: SlotSettings) -> _ForkServerProcess:
@@ -116,12 +131,16 @@ class _ForkServerProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Kill the server and its processes: once it is dead, they are children of this process."""
+        """Kill the server and its processes: once one that this process started is dead, they are its children."""
         self._writer.close()
         if self.alive():
             self._process.kill()
         self._process.wait()
-        kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
+        if isinstance(self._process, ForeignProcess):  # its orphans may be anybody's children
+            assert self._settings.early_server is not None
+            kill_below(0, mark=slot_mark(prestart.mark_of(self._settings.early_server.socket)))
+        else:
+            kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
         shutil.rmtree(self._jobs_dir, ignore_errors=True)
         os.close(self._lock)
         self.gone.set()
@@ -179,18 +198,8 @@ class ForkServerClient:
         """Start a fork server if there is none; return its ForkServerReady, or a JobFailed, encoded."""
         async with self._starting:
             if self._server is None:
-                become_subreaper()
-                try:
-                    server = await _ForkServerProcess.start(self._settings)
-                except OSError as error:
-                    return msgspec.msgpack.encode(self._cannot_start(str(error)))
-                try:
-                    answer = await self._first_answer(server)
-                except asyncio.CancelledError:
-                    server.stop()
-                    raise
-                if not isinstance(answer, ForkServerReady):
-                    server.stop()
+                server, answer = await self._adopted() or await self._started()
+                if server is None or not isinstance(answer, ForkServerReady):
                     return msgspec.msgpack.encode(answer)
                 layers = isolation.describe(answer.isolation)
                 # Ray shows it in the service's log
@@ -204,21 +213,61 @@ class ForkServerClient:
                 self._watching = asyncio.create_task(self._watch(server))
             return msgspec.msgpack.encode(self._server.ready)
 
+    async def _adopted(self) -> tuple[_ForkServerProcess, Answer] | None:
+        """The server that was started before this actor, and its greeting; None if there is none any more."""
+        settings, self._settings = self._settings, msgspec.structs.replace(self._settings, early_server=None)
+        if settings.early_server is None:
+            return None
+        server = None
+        try:
+            server = await _ForkServerProcess.adopt(settings)
+            answer = await self._greeting(server)
+            if isinstance(answer, ForkServerReady):
+                prestart.share_limits(answer.pid)
+        except (OSError, ForkServerLost) as error:
+            print(
+                f"the fork server that was started before is of no use: {error}", file=sys.stderr, flush=True
+            )
+            if server is not None:
+                server.stop()
+            return None
+        return server, answer
+
+    async def _started(self) -> tuple[_ForkServerProcess | None, Answer]:
+        """A new server and its greeting, or a JobFailed."""
+        become_subreaper()
+        try:
+            server = await _ForkServerProcess.start(self._settings)
+        except OSError as error:
+            return None, self._cannot_start(str(error))
+        try:
+            return server, await self._greeting(server)
+        except ForkServerLost as error:
+            server.stop()
+            return None, self._cannot_start(str(error))
+
+    @staticmethod
+    async def _greeting(server: _ForkServerProcess) -> Answer:
+        """Its ForkServerReady, or a JobFailed; then, or if this is cancelled, the server is stopped. Raises
+        ForkServerLost."""
+        try:
+            async with asyncio.timeout(_WARM_SECONDS):
+                answer = await server.receive()
+        except TimeoutError:
+            answer = JobFailed.of(CompileTimeout(f"the worker was not warm after {_WARM_SECONDS:.0f} s"))
+        except asyncio.CancelledError:
+            server.stop()
+            raise
+        if not isinstance(answer, ForkServerReady):
+            server.stop()
+        return answer
+
     def _cannot_start(self, reason: str) -> JobFailed:
         python, hint = self._settings.python, "See the worker's log"
         if python is None:
             return JobFailed.of(CompileFailed(f"the worker cannot start: {reason}", hint=hint))
         hint += f", and run `{python} -c 'import torch, msgspec, cryptography'` on its node"
         return JobFailed.of(CompileFailed(f"the worker cannot start with {python}: {reason}", hint=hint))
-
-    async def _first_answer(self, server: _ForkServerProcess) -> Answer:
-        try:
-            async with asyncio.timeout(_WARM_SECONDS):
-                return await server.receive()
-        except ForkServerLost as error:
-            return self._cannot_start(str(error))
-        except TimeoutError:
-            return JobFailed.of(CompileTimeout(f"the worker was not warm after {_WARM_SECONDS:.0f} s"))
 
     async def _watch(self, server: _ForkServerProcess) -> None:
         """Notice the death of an idle server; a running job notices it by itself."""

@@ -5,30 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...compiler import decoding
-from ...compiler.api.training.events import NumberedEvent
+from ...compiler.api.training.events import NumberedEvent, read_events
 from ...compiler.api.training.jobs import TrainSpec
 from ...compiler.api.training.node_messages import CapturedGraphs, TrainOrder, node_job_id
 from ...compiler.errors import CompileTimeout, Unavailable
 from ..messages import WorkerLost
-from ..ray_internals import remove_placement_groups_of_the_dead
+from ..ray_internals import free_resources, remove_placement_groups_of_the_dead
 from ..scheduling.ray_cluster import RayCluster
 from ..scheduling.ray_resources import ACTOR_SHARE, NAMESPACE, OFFER
 from .capture import CaptureActor
 from .job_driver import JobDriverActor
 from .messages import RankDevice, driver_name
-from .prefork.nodes import ranks_on
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+NAMED_ACTORS = (JobDriverActor,)
+"""The classes of the actors that are called by name."""
 _ANSWER_SECONDS = 30.0
 """A driver that is being started again does not answer in time; the caller tries again."""
 _CLOSE_SECONDS = 3.0
@@ -59,7 +60,7 @@ class JobDrivers:
         events = await self._answer(driver.events.remote(after, seconds), seconds + _ANSWER_SECONDS)
         if events is None:
             raise WorkerLost(f"the driver of job {job} has lost its order", hint="Begin it again")
-        return decoding.from_msgpack(events, type=list[NumberedEvent])
+        return read_events(events, decoding.from_msgpack)
 
     async def cancel(self, job: str) -> None:
         """Raises Unavailable."""
@@ -101,7 +102,7 @@ class JobDrivers:
         except TimeoutError:
             raise CompileTimeout(f"the script's first step did not end within {seconds:g} s") from None
         except RayError as error:
-            raise WorkerLost(f"the worker that ran the script was lost: {_first_line(error)}") from None
+            raise WorkerLost(f"the worker that ran the script was lost: {first_line(error)}") from None
         finally:
             await asyncio.shield(self._call(lambda: RayCluster.remove(actor)))
         return decoding.from_msgpack(data, type=CapturedGraphs)
@@ -120,6 +121,10 @@ class JobDrivers:
         drivers = await self._call(_drivers)
         return [each for held in await asyncio.gather(*map(of, drivers)) for each in held]
 
+    async def room(self) -> list[Mapping[str, float]]:
+        """The free resources of each node. Raises Unavailable."""
+        return list((await self._call(free_resources)).values())
+
     async def free(self) -> None:
         """Free the resources of dead jobs. Raises Unavailable."""
         if freed := await self._call(lambda: remove_placement_groups_of_the_dead(NAMESPACE)):
@@ -135,7 +140,7 @@ class JobDrivers:
         try:
             return await self._cluster.call(function)
         except (RayError, ConnectionError, RuntimeError) as error:
-            raise Unavailable(f"Ray does not answer: {_first_line(error)}") from None
+            raise Unavailable(f"Ray does not answer: {first_line(error)}") from None
 
     @staticmethod
     async def _answer(reference: Any, seconds: float = _ANSWER_SECONDS) -> Any:
@@ -147,30 +152,11 @@ class JobDrivers:
         except TimeoutError:
             raise Unavailable("the job's driver does not answer") from None
         except ActorUnavailableError as error:
-            raise Unavailable(f"the job's driver cannot be reached: {_first_line(error)}") from None
+            raise Unavailable(f"the job's driver cannot be reached: {first_line(error)}") from None
         except RayActorError as error:
-            raise WorkerLost(f"the job's driver was lost: {_first_line(error)}") from None
+            raise WorkerLost(f"the job's driver was lost: {first_line(error)}") from None
         except RayError as error:
-            raise Unavailable(f"the job's driver failed: {_first_line(error)}") from None
-
-
-def why_no_room(spec: TrainSpec, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Why `nodes` (the resources of each) can never hold the ranks; '' if they can."""
-    offering = [node for node in nodes if OFFER in node]
-    if not offering:
-        return "no node runs jobs"
-    if spec.device == "cuda" and not any(node.get("GPU", 0) >= 1 for node in offering):
-        return "no node has a GPU"
-    fit = sum(ranks_on(node, spec) for node in offering)
-    least = spec.min_workers or spec.workers
-    if fit >= least:
-        return ""
-    each = [f"{spec.cpus:g} CPU"]
-    if spec.device == "cuda":
-        each.append("1 GPU")
-    if spec.memory_bytes:
-        each.append(f"{spec.memory_bytes / (1 << 30):.1f} GiB")
-    return f"the nodes together hold {fit} ranks of {', '.join(each)} each, and the job needs {least}"
+            raise Unavailable(f"the job's driver failed: {first_line(error)}") from None
 
 
 def _make(order: TrainOrder) -> Any:
@@ -224,5 +210,5 @@ def _drivers() -> list[Any]:
     return [driver for name in names if (driver := _get(name)) is not None]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]

@@ -33,7 +33,7 @@ from .. import ray_internals
 from ..scheduling.ray_resources import ACTOR_SHARE, OFFER
 from .attempt import RankAttempt
 from .journal import JobJournal
-from .messages import JobReference, RankDevice, StopOrder
+from .messages import JobReference, RankDevice, RankReport, StopOrder
 from .prefork.nodes import PreforkNodes
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class JobDriverActor:
         self._order: TrainOrder | None = None
         self._attempt: RankAttempt | None = None
         self._numbered = self._unstarted = 0
+        self._reported: dict[tuple[int, int], int] = {}
+        """The last report of each attempt's rank. A driver that starts again needs none: its ranks end with it."""
         self._held: list[RankDevice] = []
         self._controller: Any = None
         self._stop = StopOrder()
@@ -203,6 +205,7 @@ class JobDriverActor:
             number = max(self._journal.attempts, self._numbered)
             self._numbered = number + 1
             self._attempt = RankAttempt(number, world_size)
+            self._reported = {of: last for of, last in self._reported.items() if of[0] >= number - 1}
             self._held = [RankDevice(node, gpus) for node, gpus in sorted(set(held))]
             if not self._cancelled:
                 self._order_ranks(StopOrder())
@@ -292,9 +295,10 @@ class JobDriverActor:
         """The socket of the process on `node` from which ranks are forked; '' if there is none."""
         return self._warm.on(node)
 
-    def record(self, rank: int, attempt: int, events: bytes) -> bytes:
-        """Store the events of a rank; the answer is a StopOrder, encoded."""
-        received = decoding.from_msgpack(events, type=list[TrainEvent])
+    def record(self, attempt: int, reports: bytes) -> bytes:
+        """Store what ranks report (a list of RankReport, encoded), but for what they sent before; the answer is a
+        StopOrder, encoded."""
+        received = self._new_events(attempt, decoding.from_msgpack(reports, type=list[RankReport]))
         if received:
             self._journal.add(received)
         complete = False
@@ -314,6 +318,16 @@ class JobDriverActor:
             self._watch_time()  # saved before anyone learns of it: a driver may be killed at once
             self._set_state("running", "", ranks=current.world_size)
         return msgspec.msgpack.encode(answer)
+
+    def _new_events(self, attempt: int, reports: list[RankReport]) -> list[TrainEvent]:
+        events: list[TrainEvent] = []
+        for report in reports:
+            with self._lock:
+                known = self._reported.get((attempt, report.rank), 0)
+                self._reported[attempt, report.rank] = max(known, report.number)
+            if report.number > known:
+                events += decoding.from_msgpack(report.events, type=list[TrainEvent])
+        return events
 
     # --- its own thread --------------------------------------------------------------------------------
 

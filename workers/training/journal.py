@@ -2,6 +2,9 @@
 
 `news.jsonl` holds the entries that the service may still fetch; `metrics.jsonl`, `events.jsonl` and `logs/rank-N.log`
 are for people. If the disk fails, lines of these files are lost, at worst log lines and metrics, but never the job.
+
+What `add` was given is on the disk (fdatasync) when it returns, so that no node's end loses it; events that come while
+the disk is busy are written together. Files for people are not waited for: on NFS they may be half a minute behind.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -29,6 +33,7 @@ from ...compiler.api.training.events import (
     TrainEvent,
 )
 from ...compiler.api.training.jobs import TRAIN_ENDED
+from .appended_files import AppendedFiles
 
 MOST_ENTRIES = 1000
 """In one answer."""
@@ -42,9 +47,6 @@ _DISK_BYTES = 1 << 30
 _COMPACT_BYTES = 4 << 20
 """A file whose entries were all fetched begins anew from this size."""
 
-_SHOWN_BYTES = 256 << 20
-"""A file for people that grew past it replaces its predecessor `NAME.1`: the service has all of it."""
-
 
 class JobJournal:
     """The events of one job, in `folder`. Safe for threads."""
@@ -52,7 +54,13 @@ class JobJournal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = folder / "news.jsonl"
+        self._opened: IO[bytes] | None = None
+        self._readable = AppendedFiles()
         self._changed = threading.Condition()
+        self._queueing = threading.Lock()
+        self._queue: list[TrainEvent] = []
+        self._queued = self._added = 0
+        """How many calls of `add` there were, and how many of these are done with."""
         self._lines: deque[tuple[int, bytes]] = deque()
         """The newest entries, without gaps up to the last one."""
         self._bytes = 0
@@ -80,24 +88,19 @@ class JobJournal:
 
     def add(self, events: Iterable[TrainEvent]) -> None:
         """Number and store `events`, and wake callers of `after`."""
-        events = list(events)
+        with self._queueing:
+            self._queue += events
+            self._queued += 1
+            number = self._queued
         with self._changed:
-            numbered = [
-                NumberedEvent(self.last + i, event) for i, event in enumerate(self._accepted(events), 1)
-            ]
-            for entry in numbered:
-                self._append(entry.number, msgspec.json.encode(entry) + b"\n")
-                self._apply(entry.event)
-            trouble = self._write()
-            if trouble and not self._trouble:
-                note = JobNote(
-                    level="warning",
-                    text=f"the job's folder takes nothing: {trouble}; its files will lack lines",
-                )
-                self._append(self.last + 1, msgspec.json.encode(NumberedEvent(self.last + 1, note)) + b"\n")
-            self._trouble = trouble
+            if self._added >= number:
+                return  # another thread has stored them with its own
+            with self._queueing:
+                batch, self._queue = self._queue, []
+                number = self._queued
+            self._store(batch)
+            self._added = number
             self._changed.notify_all()
-        self._write_readable(events)
 
     def after(self, number: int, seconds: float) -> list[NumberedEvent]:
         """The entries past `number`; the caller has stored all up to it. Waits up to `seconds` for the first."""
@@ -117,6 +120,18 @@ class JobJournal:
         """The job was resumed: it has not ended any more."""
         with self._changed:
             self.ended = None
+
+    def _store(self, events: list[TrainEvent]) -> None:
+        for number, event in enumerate(self._accepted(events), self.last + 1):
+            self._append(number, msgspec.json.encode(NumberedEvent(number, event)) + b"\n")
+            self._apply(event)
+        trouble = self._write()
+        if trouble and not self._trouble:
+            text = f"the job's folder takes nothing: {trouble}; its files will lack lines"
+            note = NumberedEvent(self.last + 1, JobNote(level="warning", text=text))
+            self._append(note.number, msgspec.json.encode(note) + b"\n")
+        self._trouble = trouble
+        self._write_readable(events)
 
     def _from(self, number: int) -> list[bytes]:
         lines: list[bytes] = []
@@ -183,6 +198,7 @@ class JobJournal:
         with contextlib.suppress(OSError):
             new.write_bytes(first)
             new.replace(self._file)
+            self._close()
             self._place = (0, 0)
             self._size, self._written = len(first), self.last
 
@@ -196,7 +212,7 @@ class JobJournal:
         if not losing:
             self._losing = False
             return events
-        saved = [event for event in events if not isinstance(event, LogLines | StepMetrics)]
+        saved: list[TrainEvent] = [event for event in events if not isinstance(event, LogLines | StepMetrics)]
         if not self._losing:
             self._losing = True
             saved.append(
@@ -227,11 +243,14 @@ class JobJournal:
             lines.append(line)
         data = b"".join(reversed(lines))
         try:
-            with self._file.open("r+b") as file:
-                file.seek(self._size)
-                file.write(data)
-                file.truncate()
+            if self._opened is None:
+                self._opened = self._file.open("r+b")
+            self._opened.seek(self._size)
+            self._opened.write(data)
+            self._opened.flush()
+            os.fdatasync(self._opened.fileno())
         except OSError as error:
+            self._close()
             with contextlib.suppress(OSError):
                 os.truncate(self._file, self._size)
             return error.strerror or str(error)
@@ -239,6 +258,12 @@ class JobJournal:
         self._written, self._unwritten = self.last, 0
         self._forget()
         return ""
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            with contextlib.suppress(OSError):  # what it could not write
+                self._opened.close()
+            self._opened = None
 
     def _apply(self, event: TrainEvent) -> None:
         match event:
@@ -279,10 +304,7 @@ class JobJournal:
             files.setdefault(file, []).append(text + b"\n")
         for file, texts in files.items():
             with contextlib.suppress(OSError):
-                with file.open("ab") as opened:
-                    opened.write(b"".join(texts))
-                if file.stat().st_size > _SHOWN_BYTES:
-                    file.replace(file.with_name(f"{file.name}.1"))
+                self._readable.append(file, b"".join(texts))
 
 
 class _JournalHead(msgspec.Struct, frozen=True):

@@ -20,11 +20,23 @@ class JobReference(Struct, frozen=True):
 
 
 class Rendezvous(Struct, frozen=True):
-    """Where the ranks of one attempt meet."""
+    """Where the ranks of one attempt meet. relay: the socket through which those of this node report; '': none.
+    seconds: between two calls of the driver by a node."""
 
     attempt: int
     address: str
     port: int
+    relay: str = ""
+    seconds: float = 0.2
+
+
+class RankReport(Struct, frozen=True):
+    """Events of a rank: a list of TrainEvent, encoded. number: of this attempt's reports of the rank, from 1; a report
+    that is sent again keeps it."""
+
+    rank: int
+    number: int
+    events: bytes
 
 
 class StopOrder(Struct, frozen=True):

@@ -7,13 +7,14 @@ elastic. The backend here sets up no process group: the script does that, as und
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+import ray.train
 from ray.train.backend import Backend, BackendConfig
 
 from ...compiler.api.training.jobs import TrainSpec
@@ -21,6 +22,8 @@ from .. import ray_internals
 from ..scheduling.ray_resources import NAMESPACE
 from .messages import JobReference, Rendezvous
 from .ranks import worker as ranks_worker
+from .ranks.relay import host_relay
+from .ranks.reports import report_seconds
 
 SETTINGS = {
     # how soon a lost rank is noticed, in seconds; Ray's own is 2
@@ -51,23 +54,37 @@ class RankBackendConfig(BackendConfig):
 
 
 class RankBackend(Backend):
-    """Before each attempt: gets its number from the driver, starts a store in rank 0's worker, sends both to all."""
+    """Before each attempt: gets its number from the driver, starts a store in rank 0's worker and a relay on each node
+    with several ranks, and sends all of that to the workers."""
 
     share_cuda_visible_devices = True  # as torchrun's ranks see all of a node, and take LOCAL_RANK
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         assert isinstance(backend_config, RankBackendConfig)
         workers = worker_group.get_workers()
-        nodes = {worker.metadata.node_id for worker in workers}
+        nodes = Counter(worker.metadata.node_id for worker in workers)
         address = "127.0.0.1" if len(nodes) == 1 else workers[0].metadata.node_ip
-        driver = ray.get_actor(backend_config.driver, namespace=NAMESPACE)
+        driver: Any = ray.get_actor(backend_config.driver, namespace=NAMESPACE)
         held = [(worker.metadata.node_id, ",".join(map(str, worker.metadata.gpu_ids))) for worker in workers]
         attempt = ray.get(driver.attempt.remote(len(workers), held))
         port = worker_group.execute_single(0, ranks_worker.host_store, address, len(workers))
-        worker_group.execute(ranks_worker.set_rendezvous, Rendezvous(attempt, address, port))
+        seconds = report_seconds(len(nodes))
+        first = {worker.metadata.node_id: worker for worker in reversed(workers)}
+        hosts = {node: first[node] for node, ranks in nodes.items() if ranks > 1}
+        paths = ray.get(
+            [
+                host.execute_async(host_relay, backend_config.driver, attempt, seconds)
+                for host in hosts.values()
+            ]
+        )
+        worker_group.execute(
+            ranks_worker.set_rendezvous,
+            Rendezvous(attempt, address, port, seconds=seconds),
+            dict(zip(hosts, paths, strict=True)),
+        )
 
 
-class DriverCallback(ray_internals.controller_callback()):
+class DriverCallback(ray_internals.controller_callback()):  # type: ignore[misc]  # a class of Ray's
     """Reports to the driver what Ray Train's controller does."""
 
     def __init__(self, driver: str) -> None:
@@ -106,21 +123,22 @@ def resources(spec: TrainSpec) -> dict[str, float]:
 def trainer(spec: TrainSpec, job: JobReference, storage: Path, retries: int) -> Any:
     """A trainer, ready to `fit`. retries: how many are left. storage: a folder for Ray Train's own files."""
     elastic = 0 < spec.min_workers < spec.workers
+    api: Any = ray.train  # its annotations are of its first version
     return ray_internals.trainer_without_cleaner()(
         lambda: ranks_worker.run_rank(job),
         backend_config=RankBackendConfig(driver=job.driver),
-        scaling_config=ScalingConfig(
+        scaling_config=api.ScalingConfig(
             num_workers=(spec.min_workers, spec.workers) if elastic else spec.workers,
             use_gpu=spec.device == "cuda",
             resources_per_worker=resources(spec),
             **({"elastic_resize_monitor_interval_s": _RESIZE_SECONDS} if elastic else {}),
         ),
-        run_config=RunConfig(
+        run_config=api.RunConfig(
             name=job.driver,
             storage_path=str(storage),
-            failure_config=FailureConfig(max_failures=retries),
+            failure_config=api.FailureConfig(max_failures=retries),
             callbacks=[DriverCallback(job.driver)],
-            logging_config=LoggingConfig(log_level="ERROR"),
+            logging_config=api.LoggingConfig(log_level="ERROR"),
             worker_runtime_env=runtime_environment(spec),
         ),
     )

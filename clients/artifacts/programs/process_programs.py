@@ -61,9 +61,12 @@ class ProcessPrograms:
     def starting(self, frame: FrameName) -> contextlib.AbstractContextManager[None]:
         return process_report().function(_name(frame))
 
+    def uninterrupted(self) -> contextlib.AbstractContextManager[None]:
+        return collector.paused()
+
     @contextlib.contextmanager
     def timed(self, part: Part | Literal["lookup"]) -> Iterator[None]:
-        with collector.paused(), process_report().timed(part):
+        with process_report().timed(part):
             yield
 
     def key(self, frame: FrameName) -> str:

@@ -1,26 +1,29 @@
-"""`torchrelay namespace`: teams, what each may use and does; the owner sets quotas."""
+"""`torchrelay namespace`: teams, what each may use and does; the owner sets quotas, and deletes them."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from ....compiler.api.admin import NamespaceReply
-from ....compiler.errors import SettingsError
+from ....compiler.errors import SettingsError, Unavailable
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
 from ..output import Json
 
-app = typer.Typer(no_args_is_help=True, help="List and show namespaces, set their quotas.")
+app = typer.Typer(no_args_is_help=True, help="List, show and delete namespaces, set their quotas.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 _HEADINGS = ("namespace", "compiles", "compile seconds", "period ends", "size", "artifacts")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_WAIT_SECONDS = 2.0
+_OPEN_JOBS_HINT = "Cancel them: `torchrelay train ls` and `torchrelay tune ls` list them"
 _ALLOWED = "Allowed: a number, 0 for no limit, or default; bytes also with K, M, G or T"
 
 
@@ -65,6 +68,31 @@ def set_quota(
     with AdminClient(load_settings()) as administration:
         found = administration.set_quota(_checked(name), quota)
     output.print_table(_HEADINGS, [_row(found)])
+
+
+@app.command("rm")
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a namespace: its tokens, artifacts, jobs' data, winners, counters and audit log."""
+    name = _checked(name)
+    if not yes:
+        typer.confirm(
+            f"All of {name} will be deleted, and its tokens are not valid any more. Go on?", abort=True
+        )
+    deleted = 0
+    with AdminClient(load_settings()) as administration:
+        while (part := administration.remove_namespace(name)).state != "done":
+            if part.state == "jobs":
+                raise Unavailable(f"{name} has {part.count} open jobs", hint=_OPEN_JOBS_HINT)
+            if part.state == "compiles":
+                print(f"waits for {part.count} graphs of {name} to be compiled", flush=True)
+                time.sleep(_WAIT_SECONDS)
+            else:
+                deleted += part.count
+                print(f"deleted {deleted} objects of the blob store", flush=True)
+    print(f"deleted the namespace {name}")
 
 
 def _checked(name: str) -> str:

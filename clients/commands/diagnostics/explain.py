@@ -29,6 +29,7 @@ _OUTCOMES = {
     "coalesced": "miss, joined a compile",
     "shared": "hit, through another rank",
     "background": "miss, ran eagerly to the end",
+    "untuned": "compiled without a search",
     "fallback": "compiled locally",
     "raised": "error",
 }
@@ -142,8 +143,7 @@ def _show_run(console: Console, run: LastRun) -> None:
                 (
                     str(index),
                     graph.key[:_SHOWN_DIGITS] or "none",
-                    _OUTCOMES.get(graph.outcome, graph.outcome)
-                    + (f": {graph.reason}" if graph.reason else ""),
+                    _outcome(graph),
                     f"{graph.nodes:,}",
                     f"{graph.seconds:,.2f}",
                 )
@@ -157,6 +157,18 @@ def _show_run(console: Console, run: LastRun) -> None:
             )
         for each in process.traced:
             console.print(Text(output.shown(f"  {each.function}: {each.reason}")), soft_wrap=True)
+
+
+def _outcome(graph: GraphRecord) -> str:
+    """What became of a graph, and what it ran as before that."""
+    text = _OUTCOMES.get(graph.outcome, graph.outcome) + (f": {graph.reason}" if graph.reason else "")
+    if graph.outcome == "background" and graph.untuned is not None:
+        text = "miss, the search did not end before"
+    steps = [f"{graph.eager_calls:,} calls eagerly"] if graph.eager_calls else []
+    if graph.untuned is not None:
+        count = "" if graph.untuned.calls is None else f"{graph.untuned.calls:,} calls "
+        steps.append(f"{count}without a search from {graph.untuned.seconds:,.2f} s on")
+    return "; ".join([text, ", ".join(steps)] if steps else [text])
 
 
 def _lines(miss: KeyExplanation) -> list[str]:

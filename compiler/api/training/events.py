@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from .jobs import TrainState
@@ -138,3 +140,32 @@ class NumberedEvent(Struct, frozen=True):
 
     number: int
     event: TrainEvent
+
+
+Decode = Callable[..., Any]
+"""decoding.from_json, or decoding.from_msgpack."""
+
+
+class _Entry(Struct):
+    number: int
+    event: msgspec.Raw
+
+
+def read_event(data: bytes, decode: Decode) -> TrainEvent:
+    """An event; for one of a kind that this release does not know, a note: a driver may be of the next release. Raises
+    msgspec.DecodeError for what is none."""
+    try:
+        event: TrainEvent = decode(data, type=TrainEvent)
+    except msgspec.ValidationError as error:
+        return JobNote(level="info", text=f"an event of another release: {error}")
+    return event
+
+
+def read_events(data: bytes, decode: Decode) -> list[NumberedEvent]:
+    """As `read_event`, for a list of NumberedEvent."""
+    try:
+        events: list[NumberedEvent] = decode(data, type=list[NumberedEvent])
+    except msgspec.ValidationError:
+        entries = decode(data, type=list[_Entry])
+        return [NumberedEvent(each.number, read_event(bytes(each.event), decode)) for each in entries]
+    return events

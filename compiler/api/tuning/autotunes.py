@@ -12,7 +12,7 @@ AutotunedLibrary = Literal["triton", "helion"]
 """The libraries whose autotuners may share their winners."""
 
 
-class AutotuneEntry(Struct, frozen=True, forbid_unknown_fields=True):
+class AutotuneEntry(Struct, frozen=True):
     """key: the library's own key. data: the winner, JSON text that the clients alone read and check."""
 
     key: Annotated[str, Meta(max_length=256)]

@@ -16,7 +16,7 @@ class TuningsReply(Struct, frozen=True):
     next: str
 
 
-class TuningsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class TuningsRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `POST /v1/tunings`. replace: entries replace existing ones for the same problem."""
 
     entries: Annotated[list[TuningEntry], Meta(min_length=1, max_length=1000)]

@@ -37,7 +37,7 @@ TuneMode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
 """Of a graph. '': the captured mode if it tunes, else max-autotune-no-cudagraphs."""
 
 
-class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="operator"):
+class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="operator"):
     """An operator on operands of a user's choice; the search worker completes its settings. line: in the job's file; 0:
     the service added it. ceiling: it measures the device's peak."""
 
@@ -47,7 +47,7 @@ class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="ope
     ceiling: bool = False
 
 
-class GraphTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"):
+class GraphTuneItem(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="graph"):
     """A captured graph, by the key of its request, which was sent (`POST /v1/tunes/graphs`) or compiled recently. name:
     for people."""
 
@@ -57,7 +57,7 @@ class GraphTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="graph"
     name: Text = ""
 
 
-class KernelTuneItem(Struct, frozen=True, forbid_unknown_fields=True, tag="kernel"):
+class KernelTuneItem(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="kernel"):
     """A user-written Triton kernel on inputs of a user's choice. name: for people."""
 
     line: Line
@@ -79,7 +79,7 @@ class TuneBudget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     """Of one candidate; 0: the default."""
 
 
-class TuneOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TuneOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a job's file and its request both say.
 
     device: a GPU by name, or `cpu`; '': the first graph's, or the workers' only kind of GPU, or a CPU if there is none.
@@ -94,7 +94,7 @@ class TuneOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Where these fields are in the file."""
 
 
-class TuneRequest(TuneOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TuneRequest(TuneOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `POST /v1/tunes`.
 
     file: the job file's name in errors and reports. id: chosen by the client, so that a repeated request starts the job

@@ -11,7 +11,7 @@ from ...request.schema import Target, Toolchain
 MOST_THREADS = 4096
 
 
-class SearchJobSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class SearchJobSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """threads: for kernels on a CPU; 0 for a GPU."""
 
     toolchain: Toolchain

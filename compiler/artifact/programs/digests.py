@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 _DEPTH = 16
 """Decorators around a function."""
@@ -29,12 +29,15 @@ _ADDRESS = "_torchdynamo_wrapper_id"
 """An attribute of functions that says where in memory another function is, which their closures hold."""
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _codes: dict[int, tuple[weakref.ref[types.CodeType], str]] = {}
 """Digests by id: a code object cannot change. By equality, one that returns 1 would be one that returns True."""
 
 
 class _Snapshot(threading.local):
-    known: dict[tuple[str, int], tuple[Any, str]] | None = None
+    known: dict[tuple[str, int], tuple[Any, Any]] | None = None
     """By kind and id, with the object, which keeps its id; None outside a snapshot."""
 
 
@@ -49,6 +52,18 @@ def snapshot() -> Iterator[None]:
         yield
     finally:
         _snapshot.known = before
+
+
+def once(kind: str, found: K, describe: Callable[[K], V]) -> V:
+    """`describe` of a function or class; in a snapshot, only the first time that this kind of it is asked for."""
+    known = _snapshot.known
+    if known is None:
+        return describe(found)
+    place = kind, id(found)
+    if place not in known:
+        known[place] = found, describe(found)
+    described: V = known[place][1]
+    return described
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -71,12 +86,12 @@ def frame_digest(code: types.CodeType, scope: Mapping[str, Any]) -> str:
 def function_digest(found: Any) -> str:
     """Of a function, method, property or decorated function, with all that it wraps. Raises ValueError for anything
     else."""
-    return _once("function", found, _function_digest)
+    return once("function", found, _function_digest)
 
 
 def class_digest(found: type) -> str:
     """Of a class and its bases: names, functions and plain attributes of each."""
-    return _once("class", found, _class_digest)
+    return once("class", found, _class_digest)
 
 
 def reached_functions(found: Any) -> Iterator[types.FunctionType]:
@@ -109,16 +124,6 @@ def _forget(place: int, reference: weakref.ref[types.CodeType]) -> None:
         del _codes[place]
 
 
-def _once(kind: str, found: Any, digest: Callable[[Any], str]) -> str:
-    known = _snapshot.known
-    if known is None:
-        return digest(found)
-    place = kind, id(found)
-    if place not in known:
-        known[place] = found, digest(found)
-    return known[place][1]
-
-
 def _function_digest(found: Any) -> str:
     digest = hashlib.sha256()
     functions = list(reached_functions(found))
@@ -141,24 +146,29 @@ def _class_digest(found: type) -> str:
     if not _of_library(type(found)):
         digest.update(class_digest(type(found)).encode())
     for kind in found.__mro__:
-        digest.update(f"{kind.__module__}.{kind.__qualname__}\0".encode())
-        if isinstance(kind, abc.ABCMeta):
-            digest.update(repr(_registered(kind)).encode())
-        if _of_library(kind):
-            digest.update(repr(_assigned(kind)).encode())
-            continue
-        if isinstance(kind, enum.EnumMeta):
-            members: Any = kind.__members__.items()
-            digest.update(repr([(name, each.name, _simple(each.value)) for name, each in members]).encode())
-        for name, value in sorted(vars(kind).items()):
-            if name in _UNREAD:
-                continue
-            try:
-                shown = function_digest(value)
-            except ValueError:
-                shown = repr(_simple(value, 0) if isinstance(value, list | dict | set) else _simple(value))
-            digest.update(f"{name}={shown}\0".encode())
+        digest.update(once("own part", kind, _own_part))
     return digest.hexdigest()
+
+
+def _own_part(kind: type) -> bytes:
+    """What a class adds to the digests of those that inherit from it."""
+    parts = [f"{kind.__module__}.{kind.__qualname__}\0"]
+    if isinstance(kind, abc.ABCMeta):
+        parts.append(repr(_registered(kind)))
+    if _of_library(kind):
+        return "".join([*parts, repr(_assigned(kind))]).encode()
+    if isinstance(kind, enum.EnumMeta):
+        members: Any = kind.__members__.items()
+        parts.append(repr([(name, each.name, _simple(each.value)) for name, each in members]))
+    for name, value in sorted(vars(kind).items()):
+        if name in _UNREAD:
+            continue
+        try:
+            shown = function_digest(value)
+        except ValueError:
+            shown = repr(_simple(value, 0) if isinstance(value, list | dict | set) else _simple(value))
+        parts.append(f"{name}={shown}\0")
+    return "".join(parts).encode()
 
 
 def _reached(found: Any, seen: set[int], depth: int) -> Iterator[types.FunctionType]:
@@ -294,6 +304,7 @@ def _simple(value: Any, depth: int = _DEPTH) -> Any:
             kinds = [kind for kind in value.__mro__ if not _of_library(kind)]
             inner = min(depth, 3) - 1
             return f"{value.__module__}.{value.__qualname__}", [
-                _plain_attributes(kind, inner) for kind in kinds
+                once(f"attributes {inner}", kind, lambda kind: _plain_attributes(kind, inner))
+                for kind in kinds
             ]
     return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -58,6 +58,54 @@ class _NoGraphLowering:
     save_output_code = None
 
 
+@contextlib.contextmanager
+def libraries_when_used() -> Iterator[None]:
+    """Modules of PyTorch's that are imported inside the block get a stub of libraries that they only use to compile:
+    networkx (0.1 s) cuts joint graphs, redis (0.1 s) is Inductor's remote cache. It becomes the library when it is
+    asked for anything."""
+    stubs: dict[str, ModuleType] = {}
+    for name, user in _ONLY_TO_COMPILE.items():
+        if not {name, user} & sys.modules.keys() and (spec := importlib.util.find_spec(name)) is not None:
+            stubs[name] = _LibraryStub(name)
+            stubs[name].__spec__ = spec  # find_spec raises for a module without
+    sys.modules.update(stubs)
+    try:
+        yield
+    finally:
+        for name, stub in stubs.items():
+            if sys.modules.get(name) is stub:
+                del sys.modules[name]
+
+
+_ONLY_TO_COMPILE = {"networkx": "torch._functorch.partitioners", "redis": "torch._inductor.remote_cache"}
+"""Libraries, and the module of PyTorch's that imports each."""
+_ANNOTATED = frozenset(
+    {
+        "torch._functorch._activation_checkpointing.graph_info_provider",
+        "torch._functorch._activation_checkpointing.knapsack_evaluator",
+        "torch._inductor.remote_cache",
+    }
+)
+"""Modules that ask such a library for classes as they are imported, for annotations alone."""
+
+
+_ASKED_BY_USERS = frozenset({"__path__", "__version__", "__file__", "__all__"})
+
+
+class _LibraryStub(ModuleType):
+    """Stands for a library in modules that were imported before anybody used it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in _ASKED_BY_USERS:  # the import system's own questions
+            raise AttributeError(name)
+        asker = sys._getframe(1).f_globals
+        if asker.get("__name__") in _ANNOTATED and getattr(asker.get("__spec__"), "_initializing", False):
+            return object
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 def without_debug_import() -> None:
     """Answer what a compiled graph asks of torch._inductor.debug at each call without importing that module, which
     imports Inductor's scheduler."""

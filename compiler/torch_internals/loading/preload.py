@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ..patching import patched, patched_environment
-from .light_imports import without_debug_import
+from .light_imports import libraries_when_used, without_debug_import
 
 
 def preload_loader() -> None:
     """Import what loading an artifact needs, without creating Inductor's process pool."""
-    with patched_environment(TORCH_WARM_POOL="0"):
+    with patched_environment(TORCH_WARM_POOL="0"), libraries_when_used():
         import torch._dynamo.aot_compile_types
         import torch._functorch._aot_autograd.aot_autograd_result
         import torch._functorch.aot_autograd

@@ -9,6 +9,7 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -17,7 +18,6 @@ import structlog
 from ....compiler.api.admin import Role, TokenRecord
 from ....compiler.api.sign_in import SignInProvider, SignInReply
 from ....compiler.errors import Forbidden, Unauthenticated
-from ...base.settings import ServiceSettings
 from .issuer_keys import ALGORITHMS, IssuerKeys
 from .sign_in_file import Issuer, SignInRule, read_issuers
 
@@ -50,16 +50,16 @@ _AUDIENCE = "Its `aud` must have the audience of the service's sign-in file: see
 
 
 class JwtTokens:
-    """Of the issuers in the settings' file, if there is one. Raises SettingsError."""
+    """Of the issuers in the service's sign-in file."""
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        found = [] if settings.sign_in_file is None else read_issuers(settings.sign_in_file)
-        self._issuers = {each.issuer: (each, IssuerKeys(each)) for each in found}
+    def __init__(self, file: Path) -> None:
+        """Raises SettingsError."""
+        self._issuers = {each.issuer: (each, IssuerKeys(each)) for each in read_issuers(file)}
         self._checked: OrderedDict[bytes, tuple[float, TokenRecord]] = OrderedDict()  # until when, by digest
 
     def looks_like_one(self, token: str) -> bool:
         """Whether `check` may accept it. Asks nobody."""
-        return bool(self._issuers) and len(token) <= _TOKEN_BYTES and _JWT.fullmatch(token) is not None
+        return len(token) <= _TOKEN_BYTES and _JWT.fullmatch(token) is not None
 
     def sign_in(self) -> SignInReply:
         """Where people get such tokens."""

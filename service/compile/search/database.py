@@ -7,17 +7,17 @@ Past `limit` entries the least recently used go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 import structlog
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from ....compiler import decoding
 from ....compiler.errors import LimitExceeded
 from ....compiler.tuning import queries, records
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry
+from ...storage.redis.connections import RedisClient
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 
@@ -27,17 +27,20 @@ _BATCH = 100
 """Entries of one call, during which Redis does nothing else."""
 
 
+Outcome = Literal["new", "exists", "replaced"]
+
+
 class StoredEntry(Struct, frozen=True):
     """`entry`: the one that stands now. `exists`: there was one already, and it stays."""
 
     entry: TuningEntry
-    outcome: Literal["new", "exists", "replaced"]
+    outcome: Outcome
 
 
 class TuningDatabase:
     """The entries of one namespace. Every method raises RedisError."""
 
-    def __init__(self, redis: Redis, keys: Keys, scripts: Scripts, *, limit: int) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts, *, limit: int) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts
@@ -68,7 +71,7 @@ class TuningDatabase:
                 if stands is None:
                     await self._store([entry], [_encoded(entry)], replace=True)
                     stands, outcome = entry, b"replaced"
-                stored.append(StoredEntry(stands, outcome.decode()))
+                stored.append(StoredEntry(stands, cast(Outcome, outcome.decode())))
         return stored
 
     async def _store(

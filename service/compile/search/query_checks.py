@@ -26,6 +26,7 @@ def decode_query(question: bytes) -> queries.TuningQuery:
     if len(question) > queries.QUESTION_LIMIT:
         raise LimitExceeded(f"a question of {len(question)} bytes, limit {queries.QUESTION_LIMIT}")
     try:
-        return decoding.from_msgpack(question, type=queries.TuningQuery)
+        query: queries.TuningQuery = decoding.from_msgpack(question, type=queries.TuningQuery)
     except msgspec.MsgspecError as error:
         raise MalformedRequest(f"the question cannot be decoded: {error}") from None
+    return query

@@ -1,4 +1,4 @@
-"""One log line and two measurements for each HTTP request, as plain ASGI: streams pass untouched."""
+"""One log line, two measurements and a span for each HTTP request, as plain ASGI: streams pass untouched."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import time
 import uuid
 
 import structlog
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ....compiler.api.protocols import CLIENTS, PROTOCOL_HEADER
 from ...base.metrics import GatewayMetrics
+from ...base.tracing import Tracer, TraceSpan, trace_of
 from ...signing.trusted_keys import TrustedKeys
 
 log = structlog.get_logger(__name__)
 TRUST_HEADER = "X-Torchrelay-Trust"
 """On every answer: the serial of /v1/trust, so that a client fetches that only when it has changed."""
+_TRUST_NAME = TRUST_HEADER.lower().encode()
+_PROTOCOL = PROTOCOL_HEADER.lower().encode(), str(CLIENTS.number).encode()
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 
@@ -33,12 +36,20 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                headers[TRUST_HEADER] = str(keyring.ring.serial)
+                serial = str(keyring.ring.serial).encode()
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (_TRUST_NAME, serial),
+                    _PROTOCOL,
+                ]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request=request_id):
+        tracer: Tracer = scope["app"].state.gateway.tracer
+        with (
+            tracer.begin(_method(scope["method"]), trace_of(scope), server=True) as span,
+            structlog.contextvars.bound_contextvars(request=request_id),
+        ):
             try:
                 await self._app(scope, receive, watched)
             finally:
@@ -47,6 +58,7 @@ class AccessLog:
                 metrics: GatewayMetrics = scope["app"].state.gateway.metrics
                 metrics.http_requests.labels(_method(scope["method"]), route, str(status)).inc()
                 metrics.http_seconds.labels(route).observe(seconds)
+                _finish(span, _method(scope["method"]), route, status)
                 level = log.debug if route in _QUIET else log.info
                 level(
                     "http",
@@ -55,6 +67,16 @@ class AccessLog:
                     status=status,
                     milliseconds=round(seconds * 1000, 2),
                 )
+
+
+def _finish(span: TraceSpan, method: str, route: str, status: int) -> None:
+    """Probes leave no span, nor does who has no token."""
+    if route in _QUIET or status == 401:
+        span.drop()
+    span.rename(f"{method} {route}")
+    span.describe(status=status)
+    if status >= 500:
+        span.fail(str(status))
 
 
 def _method(name: str) -> str:

@@ -11,7 +11,8 @@ from fastapi import Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from ....compiler.api.admin import Role
-from ....compiler.errors import Forbidden, Unauthenticated
+from ....compiler.api.protocols import CLIENTS, PROTOCOL_HEADER, number_in
+from ....compiler.errors import Forbidden, MalformedRequest, Unauthenticated
 from ...access.namespaces import NAMED
 from ...access.tokens import Grant, Tokens
 
@@ -28,9 +29,22 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+async def authenticated(request: Request, token: str, role: Role) -> Grant:
+    """What a bearer token ('': there is none) allows; it allows `role`. Raises Unauthenticated, RateLimited,
+    Forbidden; MalformedRequest, ProtocolMismatch."""
+    _check_protocol(request)
+    if not token:
+        raise Unauthenticated("the request carries no bearer token")
+    tokens: Tokens = request.app.state.gateway.tokens
+    grant = await tokens.check(token, address_of(request))
+    if not grant.allows(role):
+        raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
+    return grant
+
+
 def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable[Grant]]:
     """A FastAPI dependency: the caller's Grant, which allows `role`. everywhere: only a token for all namespaces is
-    accepted, and the request names none. Raises Unauthenticated, RateLimited or Forbidden."""
+    accepted, and the request names none. Raises ProtocolMismatch, Unauthenticated, RateLimited or Forbidden."""
 
     async def check(
         request: Request,
@@ -39,12 +53,7 @@ def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable
             str, Query(pattern=NAMED, description="Default: the token's own namespace")
         ] = "",
     ) -> Grant:
-        if credentials is None:
-            raise Unauthenticated("the request carries no bearer token")
-        tokens: Tokens = request.app.state.gateway.tokens
-        grant = await tokens.check(credentials.credentials, address_of(request))
-        if not grant.allows(role):
-            raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
+        grant = await authenticated(request, credentials.credentials if credentials else "", role)
         if namespace:
             grant = grant.within(namespace.strip())
         if everywhere and not grant.everywhere:
@@ -54,3 +63,12 @@ def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable
         return grant
 
     return check
+
+
+def _check_protocol(request: Request) -> None:
+    """Whether the client is of a release that this gateway works with. Raises ProtocolMismatch, MalformedRequest."""
+    try:
+        number = number_in(request.headers.get(PROTOCOL_HEADER))
+    except ValueError as error:
+        raise MalformedRequest(str(error)) from None
+    CLIENTS.check(number, own="this gateway", other="the client")

@@ -21,10 +21,12 @@ from ....compiler.errors import (
     Unavailable,
 )
 from ...base.http_bodies import reply
+from ...storage.redis.retry import write_refusal
 
 log = structlog.get_logger(__name__)
 
 
+_READ_ONLY = "Hits go on. For a miss, see to Redis or its failover, or compile locally meanwhile"
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
 _TEXTS = {
     400: "The request cannot be read",
@@ -34,6 +36,7 @@ _TEXTS = {
     413: "Over a limit",
     415: "Another content type",
     422: "The request is invalid; the same request fails again",
+    426: "The client is too old for this gateway",
     429: "Too many compiles, over a quota, or too many requests; Retry-After says when to send it again",
     503: "Redis, the workers or the blob store cannot be reached; Retry-After says when to send it again",
 }
@@ -43,7 +46,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """`responses=` of a route: these errors, and the ones that every authenticated route has."""
     return {
         status: {"description": _TEXTS[status], "content": _SCHEMA}
-        for status in sorted({401, 403, 404, 422, 429, 503, *statuses})
+        for status in sorted({401, 403, 404, 422, 426, 429, 503, *statuses})
     }
 
 
@@ -51,16 +54,21 @@ def install(app: FastAPI, *, retry_after_seconds: int) -> None:
     """Answer every exception that leaves a route, and the framework's, with an ErrorReply."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else None
-        made = _relay_error(request, error)
-        response = reply(made, retry_after_seconds=retry_after_seconds, status=status)
-        if isinstance(error, HTTPException):
-            response.headers.update(error.headers or {})
-        return response
+        return error_response(request, error, retry_after_seconds)
 
     kinds = (RelayError, RedisError, RequestValidationError, HTTPException, ClientDisconnect, Exception)
     for kind in kinds:
         app.add_exception_handler(kind, answer)
+
+
+def error_response(request: Request, error: Exception, retry_after_seconds: int) -> Response:
+    """What a request is answered whose handler raised `error`."""
+    status = error.status_code if isinstance(error, HTTPException) else None
+    made = _relay_error(request, error)
+    response = reply(made, retry_after_seconds=retry_after_seconds, status=status)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
+    return response
 
 
 def _relay_error(request: Request, error: Exception) -> RelayError:
@@ -70,6 +78,8 @@ def _relay_error(request: Request, error: Exception) -> RelayError:
             return error
         case RedisError():
             log.error("redis_error", path=path, error=str(error))
+            if refusal := write_refusal(error):
+                return Unavailable(f"Redis takes no writes: {refusal}", hint=_READ_ONLY)
             return Unavailable("Redis cannot be reached")
         case RequestValidationError():
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

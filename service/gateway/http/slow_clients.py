@@ -1,26 +1,52 @@
-"""The HTTP protocol under the gateway: uvicorn's, with a limit on how long a request's head may take.
+"""The HTTP protocol under the gateway: uvicorn's, with limits on a request's head: seconds, bytes. It parses with
+httptools, or where that is missing, slower, with h11.
 
 Uvicorn has no limit on the wait for a connection's first byte or for the end of a head, so a few thousand silent
-sockets would use up a gateway's descriptors. Bodies have their own limit (admission/admit.py).
+sockets would use up a gateway's descriptors. httptools has none on a head's bytes. Bodies have their own limits
+(admission/admit.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from ...base.settings import ServiceSettings
 
-class HeadTimeoutProtocol(AutoHTTPProtocol):
-    """Closes a connection on which no request has begun `head_seconds` after it opened, after the first byte that
-    follows an answer, or after the answer to a request whose body has not come. (Silence between whole requests is
-    uvicorn's own keep-alive limit.)"""
+_HEAD_BYTES = 64 << 10
+_SHUTDOWN_SECONDS = 5
+"""How long answers in progress may take once the server stops."""
+_IDLE_SECONDS = 75
+"""An idle connection is closed after this time. Clients (httpx: 5 s) and load balancers (60 s) close theirs earlier, so
+they do not send a request into a connection that is being closed."""
+
+
+def server_options(settings: ServiceSettings) -> dict[str, Any]:
+    """uvicorn.Config's, of a server whose clients may be slow."""
+    return {
+        "http": functools.partial(HeadLimitsProtocol, head_seconds=settings.body_timeout_seconds),
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "timeout_keep_alive": _IDLE_SECONDS,
+        "timeout_graceful_shutdown": _SHUTDOWN_SECONDS,
+    }
+
+
+class HeadLimitsProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes a connection whose next head, or what follows a request, has more than 64 KiB. Closes one on which no
+    request has begun `head_seconds` after it opened, after the first byte that follows an answer, or after the answer
+    to a request whose body has not come. (Silence between whole requests is uvicorn's own keep-alive limit.)"""
 
     def __init__(self, *arguments: Any, head_seconds: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_seconds = head_seconds
         self._timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        """Of what has come since the last request began."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -29,8 +55,13 @@ class HeadTimeoutProtocol(AutoHTTPProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._answering():
+            self._head_bytes = 0
             self._stop_timer()
-        elif self._timer is None:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > _HEAD_BYTES:
+            self.transport.close()
+        if self._timer is None:
             self._start_timer()
 
     def on_response_complete(self) -> None:

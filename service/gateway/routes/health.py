@@ -13,9 +13,9 @@ from redis.exceptions import RedisError
 from ....compiler.errors import Forbidden, Unavailable
 from ....compiler.request import codec
 from ...access.namespaces import EVERY
-from ...base.counters import Counters, sum_counters
+from ...base.counters import Counters
 from ...compile.registry import STARTING
-from ...storage.redis.counter_store import read_counters
+from ...storage.redis.summed_counters import read_sum
 from ..http.authentication import address_of
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
@@ -49,16 +49,18 @@ async def livez() -> Response:
 @router.get(
     "/readyz",
     summary="A compile would be accepted, and a worker is warm",
-    description="The owner's token also shows the errors of Redis and Ray.",
+    description="The owner's token also shows the errors of Redis and Ray. For a load balancer: `workers=false` does "
+    "not ask for a warm worker, as hits need none.",
     responses={
         200: {"description": "Ready", "content": _READY},
         503: {"description": "Not ready, and which part", "content": _READY},
     },
 )
-async def readyz(request: Request, gateway: Gateway) -> Response:
+async def readyz(request: Request, gateway: Gateway, workers: bool = True) -> Response:
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
     parts = await ready_parts(gateway, details=gateway.tokens.is_owner(token))
-    ready = all(state == "ok" for state in parts.values())
+    ready = all(state == "ok" or (name == "workers" and not workers) for name, state in parts.items())
+    ready = ready and not gateway.stopping
     headers = {"Cache-Control": "no-store"}
     if not ready:
         headers["Retry-After"] = str(gateway.settings.retry_after_seconds)
@@ -87,7 +89,7 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
                 shared = await gateway.counters_for_anyone.get(lambda: _counters_together(gateway))
     except (RedisError, TimeoutError):
         shared = None  # only torchrelay_shared_* are missing then
-    return Response(gateway.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
+    return Response(await gateway.shared.render_metrics(shared), media_type=CONTENT_TYPE_LATEST)
 
 
 async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]:
@@ -102,12 +104,12 @@ async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]
 
 async def _counters(gateway: GatewayParts) -> dict[str, Counters]:
     """By namespace. Raises RedisError."""
-    return await read_counters(gateway.redis, gateway.keys, await gateway.namespaces.names())
+    return await gateway.counters(await gateway.namespaces.names())
 
 
 async def _counters_together(gateway: GatewayParts) -> dict[str, Counters]:
     """Of all namespaces. Raises RedisError."""
-    return {EVERY: sum_counters((await _counters(gateway)).values())}
+    return {EVERY: await read_sum(gateway.redis, gateway.keys, gateway.namespaces.names)}
 
 
 async def _check(request: Request, gateway: GatewayParts, token: str) -> None:

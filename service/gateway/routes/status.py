@@ -15,7 +15,6 @@ from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
 from ....compiler.request import schema as request_schema
 from ...base.counters import StatsReply, sum_counters
-from ...storage.redis.counter_store import read_counters
 from ..http.json_routes import JsonRouter
 from .parameters import Gateway, Reader, ReaderTenant
 
@@ -36,7 +35,7 @@ class InfoReply(Struct, frozen=True):
     public_keys: list[str]
 
 
-class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
+class FallbackReport(Struct, frozen=True):
     """Body of `POST /v1/report`: a client compiled locally `count` times because of error code `reason`."""
 
     reason: Annotated[str, Meta(extra_json_schema={"enum": sorted(BY_CODE)})]
@@ -50,7 +49,7 @@ class FallbackReport(Struct, frozen=True, forbid_unknown_fields=True):
 )
 async def stats(gateway: Gateway, grant: Reader) -> StatsReply:
     names = [tenant.namespace for tenant in await gateway.administered(grant)]
-    found = await read_counters(gateway.redis, gateway.keys, names)
+    found = await gateway.counters(names)
     every = msgspec.structs.asdict(sum_counters(found.values()))
     return StatsReply(**every, namespaces=found)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from datetime import timedelta
-from typing import NoReturn
+from typing import IO
 
 import obstore
 from obstore.exceptions import BaseError as StoreError
-from obstore.exceptions import GenericError
 from obstore.store import ObjectStore
 
-from ....compiler.errors import Unavailable
-from ...storage.blobs import open_stream
+from ...base.http_bodies import UploadedFile
+from ...storage.blobs import UPLOAD_PARTS, open_stream
 from ...storage.digests import checked, sha256
 from ...storage.installation import Installation
-from ...storage.outages import BlobStoreDown
 
 FOLDER = "trains"
 _UNUSED = timedelta(days=1)
@@ -29,42 +27,34 @@ class TrainingFiles:
     def __init__(self, store: ObjectStore, namespace: str, installation: Installation) -> None:
         self._store = store
         self._installation = installation
+        self._outages = installation.outages
         self._folder = f"{FOLDER}/{namespace}"
 
-    async def put_package(self, data: bytes) -> str:
-        """Returns the SHA-256 of the package."""
-        digest = await sha256(data)
-        await self._put(f"packages/{digest}", data)
-        return digest
+    async def put_package(self, upload: UploadedFile) -> None:
+        await self._put(f"packages/{upload.digest}", upload.file, upload.size)
 
     async def has_package(self, digest: str) -> bool:
-        try:
+        with self._outages.as_unavailable("read"):
             await obstore.head_async(self._store, f"{self._folder}/packages/{digest}")
-        except FileNotFoundError:
-            return False
-        except (StoreError, OSError) as error:
-            _refuse("cannot be read", error)
-        return True
+            return True
+        return False
 
     async def package(self, digest: str) -> bytes | None:
         """None where it is missing or damaged."""
         data = await self._get(f"packages/{digest}")
         return data if data is not None and await sha256(data) == digest else None
 
-    async def put_file(self, job: str, data: bytes) -> str:
-        """Returns the SHA-256 of the file, which `file` needs."""
-        digest = await sha256(data)
-        await self._put(f"jobs/{job}/files/{digest}", data)
-        return digest
+    async def put_file(self, job: str, upload: UploadedFile) -> None:
+        await self._put(f"jobs/{job}/files/{upload.digest}", upload.file, upload.size)
 
     async def file(self, job: str, digest: str) -> AsyncGenerator[bytes] | None:
         """Its pieces; a damaged file raises DamagedStream in place of the last. None where it is missing."""
-        stream = await open_stream(self._store, f"{self._folder}/jobs/{job}/files/{digest}")
+        stream = await open_stream(self._store, f"{self._folder}/jobs/{job}/files/{digest}", self._outages)
         return checked(stream, digest) if stream is not None else None
 
     async def put_segment(self, job: str, what: str, first: int, last: int, data: bytes) -> None:
         """Metrics, logs or history from number `first` to `last`."""
-        await self._put(f"jobs/{job}/{what}/{first}-{last}", data)
+        await self._put(f"jobs/{job}/{what}/{first}-{last}", data, len(data))
 
     async def segment(self, job: str, what: str, first: int, last: int) -> bytes | None:
         return await self._get(f"jobs/{job}/{what}/{first}-{last}")
@@ -75,26 +65,25 @@ class TrainingFiles:
         marks: see Installation.sweep.
         """
 
-        async def used(path: str) -> bool:
-            return _known(path.removeprefix(f"{self._folder}/").split("/"), jobs, packages)
+        async def used(paths: list[str]) -> list[bool]:
+            parts = [path.removeprefix(f"{self._folder}/").split("/") for path in paths]
+            return [_known(path, jobs, packages) for path in parts]
 
         return await self._installation.sweep(self._folder, marks, _UNUSED, used)
 
-    async def _put(self, path: str, data: bytes) -> None:
+    async def _put(self, path: str, data: bytes | IO[bytes], size: int) -> None:
         await self._installation.check_store()
         try:
-            await obstore.put_async(self._store, f"{self._folder}/{path}", data)
+            await obstore.put_async(self._store, f"{self._folder}/{path}", data, max_concurrency=UPLOAD_PARTS)
         except (StoreError, OSError) as error:
-            _refuse(f"refused {len(data)} bytes", error)
+            refused = f"the blob store refused {size} bytes"
+            raise self._outages.unavailable("write", error, refused) from error
 
     async def _get(self, path: str) -> bytes | None:
-        try:
+        with self._outages.as_unavailable("read"):
             found = await obstore.get_async(self._store, f"{self._folder}/{path}")
             return bytes(await found.bytes_async())
-        except FileNotFoundError:
-            return None
-        except (StoreError, OSError) as error:
-            _refuse("cannot be read", error)
+        return None
 
 
 def _known(path: list[str], jobs: dict[str, set[str]], packages: set[str]) -> bool:
@@ -106,10 +95,3 @@ def _known(path: list[str], jobs: dict[str, set[str]], packages: set[str]) -> bo
         case ["jobs", job, *_]:
             return job in jobs
     return False
-
-
-def _refuse(what: str, error: Exception) -> NoReturn:
-    temporary = isinstance(error, (GenericError, OSError)) and not isinstance(error, FileNotFoundError)
-    first = str(error).partition("\n")[0].strip()
-    kind = BlobStoreDown if temporary else Unavailable
-    raise kind(f"the blob store {what}: {first}", hint="Repair the store, then try again") from error

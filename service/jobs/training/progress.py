@@ -30,6 +30,7 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
 
     prepared: bool = False
     begun: int = -1
+    cluster: str = ""
     since: float = 0.0
     started: float = 0.0
     first_step_seconds: float = 0.0

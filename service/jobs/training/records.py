@@ -10,14 +10,23 @@ from typing import Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from ....compiler import decoding
-from ....compiler.api.training.events import LogLines, NumberedEvent, StateChanged, StepMetrics, TrainEvent
+from ....compiler.api.training.events import (
+    LogLines,
+    NumberedEvent,
+    StateChanged,
+    StepMetrics,
+    TrainEvent,
+    read_event,
+    read_events,
+)
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainFile, TrainJob, TrainState
 from ....compiler.errors import LimitExceeded, NotFound
 from ....compiler.request import codec
 from ...access.audit import AuditLog
+from ...base.http_bodies import UploadedFile
+from ...storage.redis.connections import RedisClient
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 from ..records import DurableJobs, Fields, FieldValue
@@ -63,7 +72,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
 
     def __init__(
         self,
-        redis: Redis,
+        redis: RedisClient,
         keys: Keys,
         scripts: Scripts,
         audit: AuditLog,
@@ -109,15 +118,6 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
 
     async def load(self, job: str) -> TrainingJobRecord:
         return _loaded(await self._fields(job))
-
-    async def states(self) -> dict[TrainState, int]:
-        """How many of the open ones are in each state."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in await self.open():
-                pipe.hget(self._keys.job(name), "state")
-            found = [state.decode() for state in await pipe.execute() if state]
-        states: tuple[TrainState, ...] = get_args(TrainState)
-        return {state: found.count(state) for state in states if state not in TRAIN_ENDED}
 
     def _shown(self, fields: Fields) -> TrainJob:
         return _loaded(fields).job
@@ -231,7 +231,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             self._keys.part(job, what), min=f"({after}-0" if after else "-", count=count
         )
         return [
-            NumberedEvent(_number(name), decoding.from_json(fields[b"data"], type=TrainEvent))
+            NumberedEvent(_number(name), read_event(fields[b"data"], decoding.from_json))
             for name, fields in found
         ]
 
@@ -244,7 +244,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         data = await self._store.segment(job, what, first, last)
         if data is None:
             return []
-        return decoding.from_json(codec.decompress(data, _ARCHIVE_BYTES), type=list[NumberedEvent])
+        return read_events(codec.decompress(data, _ARCHIVE_BYTES), decoding.from_json)
 
     # --- files ---------------------------------------------------------------------------------------------
 
@@ -268,11 +268,12 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             f"training job {job} has no file {name}", hint="`torchrelay train files` lists what it has"
         )
 
-    async def put_file(self, job: str, name: str, data: bytes) -> TrainFile:
+    async def put_file(self, job: str, name: str, upload: UploadedFile) -> TrainFile:
         """Store a file of a job, in place of one of that name. Raises NotFound, LimitExceeded, Unavailable."""
-        await self._record_file(job, name, b"", len(data))
-        file = TrainFile(name, len(data), await self._store.put_file(job, data))
-        await self._record_file(job, name, msgspec.json.encode(file), len(data))
+        await self._record_file(job, name, b"", upload.size)
+        await self._store.put_file(job, upload)
+        file = TrainFile(name, upload.size, upload.digest)
+        await self._record_file(job, name, msgspec.json.encode(file), upload.size)
         return file
 
     async def _record_file(self, job: str, name: str, record: bytes, size: int) -> None:

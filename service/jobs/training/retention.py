@@ -41,6 +41,14 @@ def resumable(jobs: Iterable[TrainJob]) -> list[TrainJob]:
     return [job for job in jobs if job.state != "done"]
 
 
+def holds_any(location: Path) -> bool:
+    """Whether there is a folder of any job."""
+    try:
+        return next(location.iterdir(), None) is not None
+    except OSError:  # no job has had one yet
+        return False
+
+
 def free_share(root: Path) -> float:
     """How much of the disk with the folders is free, 0 to 1. Raises OSError."""
     usage = shutil.disk_usage(root)

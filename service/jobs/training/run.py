@@ -19,12 +19,12 @@ import structlog
 from redis.exceptions import RedisError
 
 from ....compiler.api.training.events import LogLines, NumberedEvent, StateChanged, TrainEvent
-from ....compiler.api.training.jobs import TRAIN_ENDED, TrainState
+from ....compiler.api.training.jobs import TRAIN_ENDED, TrainSpec, TrainState
 from ....compiler.api.training.node_messages import TrainOrder, node_job_id
 from ....compiler.artifact.signing import key_text
 from ....compiler.errors import NotFound, Overloaded, RelayError, Unavailable
 from ....workers.pool import WorkerLost, WorkerPool
-from ...access.tokens import Grant, IssuedToken, Tokens
+from ...access.tokens import Grant, IssuedToken, Tokens, rank_token_name
 from ...base.async_tasks import end, is_set_within
 from ...base.settings import ServiceSettings
 from ...signing.trusted_keys import TrustedKeys
@@ -84,11 +84,6 @@ class TrainingJobParts:
     settings: ServiceSettings
 
 
-def token_name(job: str) -> str:
-    """The name of the tokens of a job's ranks. Only an administrator could give it to another token."""
-    return f"train job {job}"
-
-
 class TrainingJobRun(JobRun):
     """One job under one lease."""
 
@@ -120,6 +115,10 @@ class TrainingJobRun(JobRun):
             loaded.progress.reset_ranks()
         if loaded.cancelled_by:
             self.cancel(loaded.cancelled_by)
+
+    def promised(self) -> list[TrainSpec]:
+        """The job's, unless its ranks have their room."""
+        return [] if self._state == "running" else [self._spec]
 
     async def restore(self) -> None:
         for issued in self._issued:
@@ -227,7 +226,7 @@ class TrainingJobRun(JobRun):
         self._extended = time.monotonic()
         with redis_errors_logged("token_not_extended", job=self.id):
             await self._parts.tokens.extend(
-                token_name(self.id), namespace=self._parts.namespace, lifetime_seconds=_TOKEN_SECONDS
+                rank_token_name(self.id), namespace=self._parts.namespace, lifetime_seconds=_TOKEN_SECONDS
             )
 
     async def _wait_for_blob_store(self) -> None:
@@ -253,8 +252,8 @@ class TrainingJobRun(JobRun):
             await self._record([], state="starting", detail="ranks are being placed")
         await self._answered(self._send_order(forget=resumes > 0 and not again))
         self._order = None
-        if not again:
-            progress.begun = resumes
+        if not again or progress.cluster != self._parts.pool.cluster:
+            progress.begun, progress.cluster = resumes, self._parts.pool.cluster
             await self._record([])
 
     async def _send_order(self, *, forget: bool) -> None:
@@ -338,10 +337,7 @@ class TrainingJobRun(JobRun):
         log.info("train_ended", job=self.id, state=ended.state)
 
     async def _revoke(self) -> None:
-        tokens, by = self._parts.tokens, self._creator_grant()
-        for record in await tokens.records(by=by):
-            if record.name == token_name(self.id) and record.revoked is None:
-                await tokens.revoke(record.id, by=by)
+        await self._parts.tokens.revoke_named(rank_token_name(self.id), by=self._creator_grant())
 
     # --- recording -----------------------------------------------------------------------------------------
 
@@ -412,7 +408,7 @@ class TrainingJobRun(JobRun):
             package = found
         issued = await retry_while_down(
             lambda: parts.tokens.issue(
-                token_name(self.id),
+                rank_token_name(self.id),
                 frozenset({"compile"}),
                 by=self._creator_grant(),
                 namespace=parts.namespace,

@@ -9,7 +9,6 @@ from typing import cast
 
 import msgspec
 from msgspec import Struct
-from redis.asyncio import Redis
 
 from ....compiler import decoding
 from ....compiler.api.tuning.jobs import (
@@ -26,6 +25,7 @@ from ....compiler.api.tuning.jobs import (
 from ....compiler.errors import Unavailable
 from ....compiler.request import codec
 from ...access.audit import AuditLog
+from ...storage.redis.connections import RedisClient
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 from ..records import DurableJobs, Fields, JobTransition
@@ -58,7 +58,7 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
     noun = "batch job"
 
     def __init__(
-        self, redis: Redis, keys: Keys, scripts: Scripts, audit: AuditLog, *, lease_seconds: float
+        self, redis: RedisClient, keys: Keys, scripts: Scripts, audit: AuditLog, *, lease_seconds: float
     ) -> None:
         super().__init__(
             redis, keys, keys.tuning_jobs, scripts, audit, lease_seconds=lease_seconds, most=MOST

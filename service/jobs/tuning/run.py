@@ -100,8 +100,8 @@ class TuningJobRun(JobRun):
         """Cancel the searches that have not ended."""
         for task in self._tasks.values():
             task.cancel()
-        for task in self._recordings:
-            task.cancel()
+        for recording in self._recordings:
+            recording.cancel()
 
     async def run(self) -> None:
         """End all items, then the job. Raises JobLost."""
@@ -232,8 +232,9 @@ class TuningJobRun(JobRun):
             text = entry.problem.text()
             if text in uses and text not in results:
                 search = queries.found.get(text)
-                known = search is None or search.entry != entry
-                result = self._result(n, SearchResult(entry) if known else search, known=known)
+                if search is not None and search.entry != entry:
+                    search = None
+                result = self._result(n, search or SearchResult(entry), known=search is None)
                 results[text] = msgspec.structs.replace(result, graphs=[(request.key, uses[text])])
         if isinstance(item, KernelTuneItem):
             if not results:
@@ -253,7 +254,7 @@ class TuningJobRun(JobRun):
         for place in self._devices:
             for start in range(0, len(problems), 256):
                 batch = problems[start : start + 256]
-                found += await retry_while_down(lambda p=place, b=batch: self._parts.tunings.known(p, b))
+                found += await retry_while_down(functools.partial(self._parts.tunings.known, place, batch))
         return found
 
     async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> FoundArtifact:
@@ -330,7 +331,7 @@ class TuningJobRun(JobRun):
             if progress.state in ENDED:
                 packed = self._results.get(n, b"")
                 if not await retry_while_down(
-                    lambda p=progress, r=packed: self._parts.jobs.record_item(self.id, self.owner, p, r)
+                    functools.partial(self._parts.jobs.record_item, self.id, self.owner, progress, packed)
                 ):
                     return False
         return True

@@ -1,94 +1,156 @@
-"""The gateway's connections to Redis, given out in the order in which they were asked for."""
+"""The connections of a process to Redis."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from datetime import timedelta
+from typing import Any, Literal, Protocol, cast, overload
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.client import Pipeline, PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.commands.core import AsyncScript
+from redis.exceptions import NoScriptError, RedisError, WatchError
+from redis.typing import EncodableT, FieldT
 
 from ...base.settings import ServiceSettings
-from .retry import REDIS_OUTAGES
-
-_for_leases = ContextVar("_for_leases", default=False)
-
-
-@contextlib.contextmanager
-def reserved_for_leases() -> Iterator[None]:
-    """Inside, a connection is one of those reserved for leases, so that no lease expires behind a thousand requests."""
-    token = _for_leases.set(True)
-    try:
-        yield
-    finally:
-        _for_leases.reset(token)
-
-
-class FairConnectionPool(BlockingConnectionPool):
-    """A pool that gives connections in the order of the calls. With redis-py's own, another caller can take a free
-    connection before the waiter that was woken for it, which then waits again behind all others: in a burst of
-    a thousand requests some waited past `timeout` while Redis answered all the time.
-
-    `for_leases` of the `max_connections` are for calls inside `reserved_for_leases`.
-    """
-
-    def __init__(self, *arguments: Any, for_leases: int, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._turns = asyncio.Semaphore(self.max_connections - for_leases)
-        self._lease_turns = asyncio.Semaphore(for_leases)
-        self._given: dict[int, asyncio.Semaphore] = {}
-        """By the id of each connection in use: what to give its turn back to."""
-
-    async def get_connection(self, *arguments: Any, **options: Any) -> Any:
-        """Raises redis.exceptions.ConnectionError after `timeout` seconds without one, or if Redis is away."""
-        turns = self._lease_turns if _for_leases.get() else self._turns
-        try:
-            async with asyncio.timeout(self.timeout):
-                await turns.acquire()
-        except TimeoutError:
-            raise RedisConnectionError("No connection available.") from None
-        try:
-            connection = await super().get_connection(*arguments, **options)
-        except BaseException:
-            turns.release()
-            raise
-        self._given[id(connection)] = turns
-        return connection
-
-    async def release(self, connection: Any) -> None:
-        try:
-            await super().release(connection)
-        finally:  # one that could not be made is not there: its turn has been given back
-            if (turns := self._given.pop(id(connection), None)) is not None:
-                turns.release()
-
+from .fair_pool import FairConnectionPool
+from .primary import names_primary, names_replicas, primary_pool
+from .retry import REDIS_OUTAGES, resets_are_outages
 
 _REDIS_CONNECTIONS = 64
 _LEASE_CONNECTIONS = 4
 _REDIS_RETRIES = 3
 _QUEUE_TIMES = 3
 
+_Name = str | bytes
+_Value = str | bytes | int | float
 
-def connect(settings: ServiceSettings) -> Redis:
-    """A client that reconnects by itself. It waits at most `redis_timeout_seconds` for an answer, and three times that
-    for a free connection: a burst waits its turn."""
-    # redis-py before 6 takes a certificate for any name unless told otherwise
-    tls = {"ssl_check_hostname": True} if settings.redis_url.startswith("rediss:") else {}
-    pool = FairConnectionPool.from_url(
-        settings.redis_url,
-        **tls,
-        max_connections=_REDIS_CONNECTIONS,
-        for_leases=_LEASE_CONNECTIONS,
-        timeout=_QUEUE_TIMES * settings.redis_timeout_seconds,
-        socket_timeout=settings.redis_timeout_seconds,
-        socket_connect_timeout=settings.redis_timeout_seconds,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES),
-        # also of a primary that became a replica: its name leads to the new one
-        retry_on_error=list(REDIS_OUTAGES),
+
+class RedisClient(Protocol):
+    """What the service calls of redis-py's Redis, with the types that hold without `decode_responses`: redis-py's own
+    also allow for str in each answer. Every method raises RedisError."""
+
+    @property
+    def connection_pool(self) -> ConnectionPool: ...
+    async def aclose(self) -> None: ...
+    async def ping(self) -> bool: ...
+    async def time(self) -> tuple[int, int]: ...
+    def pipeline(self, transaction: bool) -> Pipeline: ...
+    def pubsub(self) -> PubSub: ...
+    async def publish(self, channel: str, message: str) -> int: ...
+    def register_script(self, script: str) -> AsyncScript: ...
+    async def transaction(self, func: Callable[[Pipeline], Awaitable[None]], *watches: str) -> list[Any]: ...
+
+    async def delete(self, *names: str) -> int: ...
+    async def exists(self, *names: str) -> int: ...
+    async def get(self, name: str) -> bytes | None: ...
+    async def mget(self, keys: Sequence[str]) -> list[bytes | None]: ...
+    def scan_iter(self, match: bytes, count: int) -> AsyncIterator[bytes]: ...
+    async def unlink(self, *names: bytes) -> int: ...
+    async def set(
+        self, name: str, value: _Value, *, px: int | timedelta, nx: bool = False
+    ) -> bool | None: ...
+
+    async def hdel(self, name: str, *keys: _Name) -> int: ...
+    async def hexists(self, name: str, key: str) -> bool: ...
+    async def hget(self, name: str, key: str) -> bytes | None: ...
+    async def hgetall(self, name: str) -> dict[bytes, bytes]: ...
+    async def hincrby(self, name: str, key: str, amount: int) -> int: ...
+    async def hkeys(self, name: str) -> list[bytes]: ...
+    async def hlen(self, name: str) -> int: ...
+    async def hmget(self, name: _Name, keys: str | Sequence[str], *more: str) -> list[bytes | None]: ...
+    async def hscan(self, name: str, cursor: int, *, count: int) -> tuple[int, dict[bytes, bytes]]: ...
+    def hscan_iter(self, name: str, *, count: int) -> AsyncIterator[tuple[bytes, bytes]]: ...
+    async def hset(self, name: str, *, mapping: Mapping[str, _Value]) -> int: ...
+    async def hsetnx(self, name: str, key: str, value: _Value) -> bool: ...
+
+    async def smembers(self, name: str) -> Set[bytes]: ...
+
+    async def xadd(
+        self, name: str, fields: dict[FieldT, EncodableT], *, maxlen: int, approximate: bool
+    ) -> bytes: ...
+    async def xrange(self, name: str, *, min: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]: ...
+    async def xrevrange(
+        self, name: str, max: str, min: str, *, count: int
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]: ...
+    async def xtrim(self, name: str, *, maxlen: int, approximate: bool) -> int: ...
+
+    async def zadd(self, name: str, mapping: Mapping[str, float], *, nx: bool) -> int: ...
+    async def zcount(self, name: str, min: float | str, max: float | str) -> int: ...
+    @overload
+    async def zrange(self, name: str, start: int, end: int) -> list[bytes]: ...
+    @overload
+    async def zrange(
+        self, name: str, start: float | str, end: float | str, *, withscores: Literal[True], **options: Any
+    ) -> list[tuple[bytes, float]]: ...
+    async def zrem(self, name: str, *values: _Name) -> int: ...
+    async def zrevrange(self, name: str, start: int, end: int) -> list[bytes]: ...
+
+
+class CountedRetry(Retry):
+    """on_error: called with the kind of each error that is left after all tries. Every call to Redis passes here."""
+
+    def __init__(self, on_error: Callable[[str], object]) -> None:
+        super().__init__(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES)
+        self._on_error = on_error
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CountedRetry:
+        """Each connection has a copy."""
+        return CountedRetry(self._on_error)
+
+    async def call_with_retry(self, do: Callable[[], Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+        async def attempt() -> Any:
+            with resets_are_outages():
+                return await do()
+
+        try:
+            return await super().call_with_retry(attempt, *arguments, **options)
+        except (NoScriptError, WatchError):  # answers that callers expect
+            raise
+        except (RedisError, OSError, TimeoutError) as error:
+            self._on_error(type(error).__name__)
+            raise
+
+
+def connect(settings: ServiceSettings, on_error: Callable[[str], object] = lambda kind: None) -> RedisClient:
+    """A client of the primary, which reconnects by itself. It waits at most `redis_timeout_seconds` for an answer, and
+    three times that for a free connection: a burst waits its turn. on_error: see CountedRetry. Raises SettingsError."""
+    url, options = settings.redis_url, _options(settings, on_error)
+    pool = (
+        primary_pool(url, prefix=settings.redis_prefix, **options)
+        if names_primary(url)
+        else FairConnectionPool.from_url(url, **options)
     )
-    return Redis.from_pool(pool)
+    return cast(RedisClient, Redis.from_pool(pool))
+
+
+def connect_replicas(
+    settings: ServiceSettings, on_error: Callable[[str], object] = lambda kind: None
+) -> Redis | None:
+    """A client that reads from any replica, if the URL names sentinels, which know them. Raises SettingsError."""
+    if not names_replicas(settings.redis_url):
+        return None
+    options = {**_options(settings, on_error), "is_master": False}
+    return Redis.from_pool(primary_pool(settings.redis_url, prefix=settings.redis_prefix, **options))
+
+
+def _options(settings: ServiceSettings, on_error: Callable[[str], object]) -> dict[str, Any]:
+    """Of a pool."""
+    timeout = settings.redis_timeout_seconds
+    options: dict[str, Any] = {
+        "max_connections": _REDIS_CONNECTIONS,
+        "for_leases": _LEASE_CONNECTIONS,
+        "timeout": _QUEUE_TIMES * timeout,
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": CountedRetry(on_error),
+        # also of a primary that became a replica: its name leads to the new one
+        "retry_on_error": list(REDIS_OUTAGES),
+    }
+    if settings.redis_url.startswith(
+        "rediss"
+    ):  # redis-py before 6 takes a certificate for any name otherwise
+        options["ssl_check_hostname"] = True
+    return options

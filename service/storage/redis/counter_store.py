@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-
-from redis.asyncio import Redis
+from typing import Any
 
 from ...base.counters import GAUGES, Counters
+from .connections import RedisClient
 from .keys import Keys
 
 _SECONDS = ("seconds_saved", "seconds_spent")
@@ -19,7 +19,7 @@ _COUNTED = [
 """What Lua scripts count in `stats`."""
 
 
-async def read_counters(redis: Redis, keys: Keys, namespaces: list[str]) -> dict[str, Counters]:
+async def read_counters(redis: RedisClient, keys: Keys, namespaces: list[str]) -> dict[str, Counters]:
     """Counters by namespace, in one round trip. Raises RedisError."""
     async with redis.pipeline(transaction=False) as pipe:
         for each in map(keys.of, namespaces):
@@ -39,9 +39,11 @@ def _counters(
     total: bytes | None,
     compiling: int,
 ) -> Counters:
+    counted = {name: int(stats.get(name.encode(), 0)) for name in _COUNTED}
+    seconds: dict[str, Any] = {name: round(float(stats.get(name.encode(), 0)), 3) for name in _SECONDS}
     return Counters(
-        **{name: int(stats.get(name.encode(), 0)) for name in _COUNTED},
-        **{name: round(float(stats.get(name.encode(), 0)), 3) for name in _SECONDS},
+        **counted,
+        **seconds,
         compiling=compiling,
         entries=entries,
         bytes_stored=int(total or 0),
@@ -52,16 +54,12 @@ def _counters(
 class CounterStore:
     """Counts for one namespace what no script counts."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 
-    async def count_miss(self) -> None:
-        """A request that only looked, and found nothing."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hincrby(self._keys.stats, "requests", 1)
-            pipe.hincrby(self._keys.stats, "misses", 1)
-            await pipe.execute()
-
     async def count_fallbacks(self, code: str, count: int) -> None:
-        await self._redis.hincrby(self._keys.fallbacks, code, count)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hincrby(self._keys.fallbacks, code, count)
+            pipe.sadd(self._keys.changed, self._keys.stats)
+            await pipe.execute()

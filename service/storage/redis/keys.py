@@ -9,6 +9,8 @@ JobKind = Literal["tune", "train"]
 COMPILES_WAIT = "compiles"
 JOBS_WAIT = "jobs"
 """What the wake channel says when a dispatcher may take a compile, or a job."""
+PROTOCOL_RAISED = "protocol"
+"""What it says when a newer release has begun to use Redis, and no longer works with some older ones."""
 
 DEFAULT_NAMESPACE = "default"
 """The namespace of everything that belongs to no other."""
@@ -65,17 +67,39 @@ class Keys:
         """Hash: name to its own quota, JSON."""
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
+        self.bytes = f"{prefix}bytes"
+        """Sum of `total` of all namespaces, once an eviction has made it."""
+        self.held = f"{prefix}held"
+        """Sorted set, with `bytes`: names of `total` by their value."""
+        self.described = f"{prefix}described"
+        """List: `<bytes>:<name>` of what `components` names, of all namespaces, the oldest first."""
+        self.described_bytes = f"{prefix}described_bytes"
+        """Their sum."""
         self.recount = f"{prefix}recount"
         """Hash, while the sums are counted again: id of the count, and names of the sums to what was found so far."""
-        self.recounted = f"{prefix}recounted"
-        """Whether they were counted again lately; expires."""
+        self.swept = f"{prefix}swept"
+        """Which dispatcher has swept the stores and counted the sums again, lately; expires."""
+        self.changed = f"{prefix}changed"
+        """Set: names of `stats` of the namespaces whose counters have changed since they were added up."""
+        self.sums = f"{prefix}sums"
+        """Hash: namespace to its Counters when they were read last, MessagePack; expires."""
+        self.summed = f"{prefix}summed"
+        """Their sum, MessagePack; expires."""
+        self.summing = f"{prefix}summing"
+        """Whether a gateway makes it now; expires."""
         self.identity = f"{prefix}installation"
-        """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps."""
+        """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps; protocol, and the oldest
+        with which all may use Redis (protocols.REDIS)."""
         self.wake = f"{prefix}wake"
-        """Channel: a cache key whose events or lease changed; COMPILES_WAIT, JOBS_WAIT."""
+        """Channel: a cache key whose events or lease changed; COMPILES_WAIT, JOBS_WAIT, PROTOCOL_RAISED."""
         self.pending = f"{prefix}pending"
         """Sorted set: open compiles of all namespaces, each by the name of its lease; since when, or from when on, a
         dispatcher may take it, ms: since it was queued, or from the end of its lease."""
+        self.open_jobs = f"{prefix}open_jobs"
+        """Sorted set: jobs of all namespaces that have not ended, each by its key; from when on a dispatcher may take
+        it, ms."""
+        self.open_jobs_listed = f"{prefix}open_jobs_listed"
+        """Whether jobs that an older version opened were added lately; expires."""
         self.dispatchers = f"{prefix}dispatchers"
         """Sorted set: ids of live dispatchers by when they expire, ms."""
         # of this namespace alone
@@ -151,6 +175,7 @@ class Keys:
             self.stats,
             self.audit,
             self.recount,
+            self.changed,
         ]
 
     def compile_keys(self, key: str) -> list[str]:
@@ -170,6 +195,7 @@ class Keys:
             self.namespaces,
             self.kills(key),
             self.pending,
+            self.changed,
         ]
 
     def slot_keys(self, group: str) -> list[str]:
@@ -183,9 +209,18 @@ class Keys:
         """When the requests that the token with this digest may still make are all there again, in us."""
         return f"{self.installation}bucket:{token}"
 
+    def tokens_named(self, name: str) -> str:
+        """Set: digests of this namespace's tokens of this name, of those that expire; expires after them."""
+        return f"{self.prefix}tokens:{name}"
+
     def index(self, key: str) -> str:
-        """Hash: digest, size, place, namespace, seconds, components, created; counted: in which recount, if any."""
+        """Hash: digest, size, place, namespace, seconds, created; counted: in which recount, if any; components, JSON,
+        if an earlier version wrote it."""
         return self.index_prefix + key
+
+    def components(self, key: str) -> str:
+        """What the key of a published artifact was made of: JSON, zstd."""
+        return f"{self.prefix}components:{key}"
 
     def blob(self, digest: str) -> str:
         return self.blob_prefix + digest
@@ -224,6 +259,21 @@ class Keys:
                 return namespace, key
         return None
 
+    def counted(self, stats: str) -> str:
+        """The namespace with this `stats`."""
+        path = stats.removeprefix(self.installation).split(":")
+        return path[1] if len(path) > 1 else DEFAULT_NAMESPACE
+
+    def opened_job(self, key: str) -> tuple[str, str, str] | None:
+        """Kind, namespace and id of the job with this key; None for what is none."""
+        path = key.removeprefix(self.installation).split(":")
+        match path:
+            case ["tune" | "train" as kind, job]:
+                return kind, DEFAULT_NAMESPACE, job
+            case ["ns", namespace, "tune" | "train" as kind, job]:
+                return kind, namespace, job
+        return None
+
     def dispatcher(self, dispatcher: str) -> str:
         """What a dispatcher says of itself, MessagePack; expires."""
         return f"{self.installation}dispatcher:{dispatcher}"
@@ -245,7 +295,8 @@ class Keys:
         return f"{self.prefix}request:{key}"
 
     def run(self, key: str) -> str:
-        """Hash: started (ms), joins, finish, leases (how often one was taken), what (CompileNeeds, MessagePack)."""
+        """Hash: started (ms), joins, finish, leases (how often one was taken), what (CompileNeeds, MessagePack),
+        trace (traceparent of whoever asked first)."""
         return f"{self.prefix}run:{key}"
 
     def waiters(self, key: str) -> str:

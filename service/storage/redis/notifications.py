@@ -10,21 +10,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import structlog
-from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .connections import RedisClient
 from .keys import Keys
 
 log = structlog.get_logger(__name__)
 
 
 _RECONNECT_SECONDS = 0.5
+_QUIET_SECONDS = 5.0
+"""After this long without a message, Redis is asked whether it is there; it has as long to answer."""
 
 
 class Notifications:
     """The wake channel, subscribed to once for all namespaces. A needless notification does no harm."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -49,12 +53,23 @@ class Notifications:
                 async with self._redis.pubsub() as channel:
                     await channel.subscribe(self._keys.wake)
                     self.wake_all()  # for what happened before the subscription
-                    async for message in channel.listen():
-                        if message["type"] == "message":
-                            self.wake(message["data"].decode())
+                    await self._pass_on(channel)
             except (RedisError, OSError) as error:
                 log.warning("wake_channel_lost", error=str(error))
                 await asyncio.sleep(_RECONNECT_SECONDS)
+
+    async def _pass_on(self, channel: PubSub) -> None:
+        """Raises RedisError: also if nothing answers any more, as after the loss of the primary's machine."""
+        asked = False
+        while True:
+            message = await channel.get_message(timeout=_QUIET_SECONDS)
+            if message is None and asked:
+                raise RedisTimeoutError("the wake channel does not answer")
+            asked = message is None
+            if message is None:
+                await channel.ping()
+            elif message["type"] == "message":
+                self.wake(message["data"].decode())
 
     def wake(self, key: str) -> None:
         """Wake what waits for `key` in this process."""

@@ -60,6 +60,9 @@ class Recorded:
     def wants(self, compiler: Any) -> bool:
         return bool(getattr(compiler, "compiler_fn", compiler) == self.backend)
 
+    def uninterrupted(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def starting(self, frame: frames.FrameName) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 

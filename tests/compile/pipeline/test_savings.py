@@ -83,6 +83,7 @@ JOB = """
     before = threads()
     if sys.argv[2] == "warm":
         pipeline.preload()
+        pipeline.compile_once(folder)
     known = set(sys.modules)
     started = threads() - before
     pipeline.compile_request(

@@ -41,13 +41,14 @@ dist.destroy_process_group()
 """
 
 
-def train(apart, *arguments):
+def train(apart, *arguments, python_path=""):
     done = subprocess.run(
         [sys.executable, "-m", "torchrelay.clients.cli", "train", *arguments],
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith("TORCHRELAY_")},
             "XDG_CONFIG_HOME": str(apart.home / "config"),
             "XDG_CACHE_HOME": str(apart.home / "cache"),
+            "PYTHONPATH": python_path,
         },
         cwd=apart.home / "script",
         capture_output=True,
@@ -58,48 +59,52 @@ def train(apart, *arguments):
     return done.stdout
 
 
-def goes_on(apart):
-    here = f"redis-server - --port {apart.redis_port} --bind 127.0.0.1"
-    apart.compose["redis"]["command"][-1] = apart.compose["redis"]["command"][-1].replace(
-        "redis-server -", here, 1
-    )
+def prepare_training(apart):
+    """The script, and the file to which it writes a line for each step."""
     environment = apart.compose["dispatcher"]["environment"]
     environment["TORCHRELAY_SERVICE_TRAIN_DIR"] = str(apart.home / "trains")
     environment["TORCHRELAY_SERVICE_TRAIN_URL"] = "http://127.0.0.1:8642"
+    (apart.home / "script").mkdir()
+    (apart.home / "script" / "slow.py").write_text(SCRIPT)
+    steps = apart.home / "steps"
+    steps.touch()
+    return steps
+
+
+def goes_on(apart):
+    steps = prepare_training(apart)
+    apart.serve_redis_on_loopback()
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
     apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
     service = apart.start_service()
     apart.start("worker-cpu", service)
+    apart.start("worker-train", service)
     apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
 
-    (apart.home / "script").mkdir()
-    (apart.home / "script" / "slow.py").write_text(SCRIPT)
-    steps = apart.home / "steps"
-    steps.touch()
     options = ["--workers", "2", "--cpus", "0.5", "--no-capture", "--detach"]
     name = train(apart, "slow.py", *options, "--", str(steps)).strip()
-    apart.wait(lambda: _count(steps) >= 5, "five steps", 180)
+    apart.wait(lambda: steps_of(steps) >= 5, "five steps", 180)
     for role in ("gateway", "dispatcher"):
         killed = apart.processes.pop(role)
         killed.kill()
         killed.wait(20)
-    at_death = _count(steps)
-    apart.wait(lambda: _count(steps) >= at_death + 5, "five steps without a service", 60)
-    assert _count(steps) < STEPS
+    at_death = steps_of(steps)
+    apart.wait(lambda: steps_of(steps) >= at_death + 5, "five steps without a service", 60)
+    assert steps_of(steps) < STEPS
     apart.start("gateway", service)
     apart.start("dispatcher", service)
     apart.wait(lambda: apart.get("/livez")[0] == 200, "a live gateway")
     apart.wait(lambda: json.loads(train(apart, "show", name, "--json"))["state"] == "done", "the end", 180)
     job = json.loads(train(apart, "show", name, "--json"))
     assert job.get("restarts", 0) == 0
-    assert _count(steps) == STEPS
+    assert steps_of(steps) == STEPS
     for rank in ("0", "1"):
         told = [line for line in train(apart, "logs", name, "--rank", rank).splitlines() if "step " in line]
         assert len(told) == STEPS, told
 
 
-def _count(file):
+def steps_of(file):
     return len(file.read_text().splitlines())
 
 

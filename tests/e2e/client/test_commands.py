@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from source_parts import kernel, request
+from request_parts import kernel, kernels_request
 from torchrelay.clients.gateway.admin_client import AdminClient
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import load_settings
@@ -102,7 +102,7 @@ def test_the_user_who_started_the_service_may_send_source_and_others_only_when_t
     service: PrivateService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No worker has this torch, so what passes the gate ends there."""
-    asked = request(kernel())
+    asked = kernels_request(kernel())
     nowhere = msgspec.structs.replace(asked.toolchain, torch="2.11.0+nowhere")
     asked = msgspec.structs.replace(asked, toolchain=nowhere)
     for name, value in service.environment.items():

@@ -200,9 +200,10 @@ def explained(machine: Machine) -> str:
 
 def test_a_trace_shows_where_the_time_of_a_start_goes(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "trace.json"
-    machine.train(TORCHRELAY_TRACE=str(file))
+    machine.train(TORCHRELAY_TRACE=str(file), TORCHRELAY_PREFETCH="0")
     traced = spans(file)
-    assert inside(traced, "graph") >= {"encode", "key", "wait", "verify", "load"}
+    assert inside(traced, "graph") >= {"encode", "key", "wait", "fetch", "verify", "load"}
+    assert all(len(span["args"]["trace_id"]) == 32 for span in traced if span["name"] == "fetch")
     assert inside(traced, "function") >= {"lookup", "trace", "encode", "load"}
     machine.train(TORCHRELAY_TRACE=str(file))
     started = spans(file)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -28,3 +31,17 @@ def test_a_checked_gateway_benchmark_exits_as_its_lines_say(tmp_path: Path) -> N
     status, lines = run("gateway.py", *flags, "--check")
     said = [line[:4] for line in lines if line[:6] in ("pass  ", "FAIL  ")]
     assert len(said) == 4 and status == ("FAIL" in said), lines
+
+
+@pytest.mark.slow
+def test_each_part_of_the_scale_benchmark_finds_what_it_measures(tmp_path: Path) -> None:
+    out = tmp_path / "scale.json"
+    run("scale.py", "--quick", "--out", str(out))
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    once = [row["value"] for name, row in rows.items() if "of a graph" in name or "a body crosses" in name]
+    assert len(once) == 4 and all(0 < value <= 1 for value in once), (
+        rows
+    )  # one of two gateways may get no request
+    assert rows["hits, 20 kB, POST / redis-py"]["value"] > 0
+    assert rows["10 ranks, one artifact of 1 MB: a gateway's peak memory"]["ok"]
+    assert any(name.endswith("lines lost or doubled") and row["ok"] for name, row in rows.items())

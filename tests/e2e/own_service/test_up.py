@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -101,6 +102,11 @@ def _is_zombie(process):
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _name(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
 
 
 @contextlib.contextmanager
@@ -216,6 +222,38 @@ def test_a_signal_during_the_start_is_a_clean_end(tmp_path, delay):
         assert service.process.wait(40) == 0
         assert service.left() == []
         assert "Traceback" not in service.log.read_text()
+
+
+def test_signals_that_keep_coming_during_the_imports_are_one_clean_end(tmp_path):
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
+        while not service.process.children():
+            assert service.process.poll() is None
+        (child,) = service.process.children()
+        service.look()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while service.process.poll() is None:
+                child.send_signal(signal.SIGINT)
+                time.sleep(0.001)
+        assert service.process.wait(40) == 0
+        assert service.left() == []
+        assert "Traceback" not in service.log.read_text()
+
+
+def test_a_signal_while_ray_starts_ends_what_it_has_started(tmp_path):
+    """Its first server does not answer: the start would wait for half a minute."""
+    folder = Path(tempfile.mkdtemp(prefix="up-", dir="/tmp"))
+    with up(tmp_path, "--port", "0", "--cpu-slots", "1", TMPDIR=str(folder)) as service:
+        server = None
+        while server is None:
+            assert service.process.poll() is None, service.log.read_text()
+            service.look()
+            server = next((p for p in service.family.values() if _name(p) == "gcs_server"), None)
+        server.suspend()
+        assert service.stop(signal.SIGINT) == 0
+        assert service.left() == []
+        assert "Traceback" not in service.log.read_text()
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
 
 
 def test_a_second_service_on_the_same_state_and_a_taken_port_are_refused_in_one_line(tmp_path):

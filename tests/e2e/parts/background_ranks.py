@@ -1,7 +1,7 @@
-"""One rank of a small DDP job with torchrelay.background; torchrun starts it: FOLDER in; FOLDER/<rank>.json out.
+"""One rank of a small DDP job with torchrelay.background; torchrun starts it: FOLDER [MODE] in; FOLDER/<rank>.json out.
 
 It trains until no rank has a graph in the background, and two steps more; then eagerly from the same start. Each rank
-has a disk cache of its own. Rank 1 is slower than rank 0.
+has a disk cache of its own. Rank 1 is slower than rank 0. MODE is torch.compile's, and makes graphs of its own.
 """
 
 from __future__ import annotations
@@ -20,21 +20,30 @@ import torchrelay
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+MODE = sys.argv[2] if len(sys.argv) > 2 else None
+
 
 class Net(nn.Module):
+    """Two of its graphs are alike, so that they have one key."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.rise, self.fall = nn.Linear(8, 20), nn.Linear(20, 1)
+        self.left, self.right, self.fall = nn.Linear(8, 20), nn.Linear(8, 20), nn.Linear(20, 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.fall(nn.functional.gelu(self.rise(rows)) * 0.9375)
+        factor = 0.9375 if MODE is None else 0.8125
+        left = nn.functional.gelu(self.left(rows)) * factor
+        torch._dynamo.graph_break()
+        right = nn.functional.gelu(self.right(rows)) * factor
+        torch._dynamo.graph_break()
+        return self.fall((left + right) * factor)
 
 
 class Training:
     def __init__(self, rank: int, *, compiled: bool) -> None:
         torch.manual_seed(0)
         model = DistributedDataParallel(Net())
-        self._run: Any = torch.compile(model, backend="torchrelay") if compiled else model
+        self._run: Any = torch.compile(model, backend="torchrelay", mode=MODE) if compiled else model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         torch.manual_seed(1 + rank)
         self._rows, self._wanted = torch.randn(16, 8), torch.randn(16, 1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import torchrelay
 from torchrelay.examples.harness.private_service import PrivateService
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "train"
@@ -20,16 +19,8 @@ SHORT = {
 
 
 def command(service: PrivateService, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", "train", *arguments],
-        env={**os.environ, **service.environment, "COLUMNS": "250"},
-        cwd=EXAMPLES,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {**os.environ, **service.environment, "COLUMNS": "250"}
+    done = torchrelay("train", *arguments, environment=environment, folder=EXAMPLES, status=0, seconds=500)
     return done.stdout
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import torchrelay
 from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training.events import RankStarted
@@ -100,15 +100,8 @@ dist.destroy_process_group()
 
 
 def command(service: PrivateService, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", *arguments],
-        env={**os.environ, **service.environment, "COLUMNS": "250"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    environment = {**os.environ, **service.environment, "COLUMNS": "250"}
+    return torchrelay(*arguments, environment=environment, folder=folder, seconds=500)
 
 
 def shown(service: PrivateService, folder: Path, name: str) -> dict[str, Any]:

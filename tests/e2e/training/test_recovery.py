@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import torchrelay
 from torchrelay.examples.harness.private_service import PrivateService
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "train" / "char_gpt.py"
@@ -34,16 +33,8 @@ OPTIONS = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--context",
 
 
 def command(service: PrivateService, folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", "train", *arguments],
-        env={**os.environ, **service.environment, "COLUMNS": "250"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {**os.environ, **service.environment, "COLUMNS": "250"}
+    done = torchrelay("train", *arguments, environment=environment, folder=folder, status=0, seconds=550)
     return done.stdout
 
 

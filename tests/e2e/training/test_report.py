@@ -5,27 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import torchrelay
 from torchrelay.examples.harness.private_service import PrivateService
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "train"
 
 
 def command(service: PrivateService, folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", "train", *arguments],
-        env={**os.environ, **service.environment, "COLUMNS": "250"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {**os.environ, **service.environment, "COLUMNS": "250"}
+    done = torchrelay("train", *arguments, environment=environment, folder=folder, status=0, seconds=500)
     return done.stdout
 
 

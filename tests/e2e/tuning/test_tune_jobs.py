@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from command_line import torchrelay
 from test_tuning import compiled, winners
 from torchrelay.examples.harness.private_service import PrivateService
 
@@ -39,15 +39,8 @@ operators:
 
 
 def tune(service: PrivateService, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", *arguments],
-        env={**os.environ, **service.environment},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    environment = {**os.environ, **service.environment}
+    return torchrelay(*arguments, environment=environment, folder=folder, seconds=500)
 
 
 @pytest.mark.slow

@@ -8,10 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
-from service_parts import NEEDS, TARGET, TOKEN, TOOLCHAIN, RedisServer
+from request_parts import manifest_of
+from service_parts import NEEDS, TOKEN, RedisServer
 from torchrelay.compiler.artifact import container
-from torchrelay.compiler.artifact import manifest as artifact_manifest
-from torchrelay.compiler.request import schema
 from torchrelay.service.access.quotas import QuotaChange
 from torchrelay.service.access.tokens import OWNER_ID, Grant
 from torchrelay.service.base.settings import ServiceSettings
@@ -61,22 +60,8 @@ class Model:
 
 
 def signed(gateway: GatewayParts, namespace: str, key: str, size: int) -> bytes:
-    member = random.randbytes(size)
-    manifest = artifact_manifest.Manifest(
-        schema=schema.SCHEMA,
-        key=key,
-        toolchain=TOOLCHAIN,
-        target=TARGET,
-        members=[container.member("code.py", member)],
-        guards=[],
-        stages=[("aot", 1.0)],
-        verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
-        tuning=[],
-        kernels=1,
-        created="2026-01-01T00:00:00Z",
-        worker="w0",
-    )
-    packed = container.pack(manifest, {"code.py": member})
+    files = {"code.py": random.randbytes(size)}
+    packed = container.pack(manifest_of(key, files), files)
     return gateway.keyring.sign(packed, key=key, namespace=namespace)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,10 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, compiled, graph, post
+from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.storage.redis import notifications
+from torchrelay.service.storage.redis.connections import connect
+from torchrelay.service.storage.redis.keys import Keys
 
 
 @pytest.fixture
@@ -37,3 +43,44 @@ def test_a_gateway_finds_the_new_primary_without_a_restart(
         http.post("/v1/tokens", json={"name": "ada", "roles": ["read"]}).raise_for_status()
         compiled(http, graph(2))
         assert new.hget("torchrelay:stats", "compiles") == b"2"
+
+
+def test_notifications_come_from_the_successor_of_a_primary_that_falls_silent(
+    redis_server: RedisServer, successor: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / "redis.sock"
+    name.symlink_to(redis_server.socket)
+    monkeypatch.setattr(notifications, "_QUIET_SECONDS", 0.2)
+    keys = Keys("torchrelay:")
+
+    async def main() -> None:
+        redis = connect(ServiceSettings(redis_url=f"unix://{name}"))
+        channel = notifications.Notifications(redis, keys)
+        listening = asyncio.create_task(channel.listen())
+
+        async def reached(server: RedisServer, event: asyncio.Event) -> None:
+            with server.client() as client:
+                while not client.publish(keys.wake, "a key"):
+                    await asyncio.sleep(0.05)
+            await event.wait()
+
+        async with (
+            channel.woken("a key") as event,
+            channel.woken("another") as reconnected,
+            asyncio.timeout(30),
+        ):
+            await reached(redis_server, event)
+            for each in (event, reconnected):
+                each.clear()
+            await asyncio.sleep(1)  # quiet, and alive
+            assert not reconnected.is_set()
+            name.unlink()
+            name.symlink_to(successor.socket)
+            redis_server.signal(signal.SIGSTOP)
+            await reached(successor, event)
+        redis_server.signal(signal.SIGCONT)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await redis.aclose()
+
+    asyncio.run(main())

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from fault_parts import Load, RedisProxy, public_key
-from service_parts import ArtifactPool, RedisServer, compiled, graph, post, wait_until
+from service_parts import ArtifactPool, RedisServer, compiled, follow, graph, post, wait_until
 
 BACK_SECONDS = 10.0
 SLACK_SECONDS = 5.0
@@ -85,6 +85,23 @@ def test_under_load_no_artifact_is_wrong_calls_are_bounded_and_service_comes_bac
             assert compiled(one, body) == compiled(two, body)
     for client in clients:
         client.close()
+
+
+@pytest.mark.parametrize("fault", [_restart, _black_hole])
+def test_who_waits_for_a_compile_waits_through_an_outage_of_many_leases(
+    fault: object, start_gateway: StartGateway, redis_server: RedisServer, proxy: RedisProxy
+) -> None:
+    assert callable(fault)
+    pool = ArtifactPool(seconds=6)
+    gateway = start_gateway(pool, redis_url=proxy.url, redis_timeout_seconds=0.5, lease_seconds=0.3)
+    with gateway.http() as http, ThreadPoolExecutor(1) as threads:
+        key = post(http, graph()).json()["key"]
+        stream = follow(http, key)
+        next(stream)
+        rest = threads.submit(list, stream)
+        wait_until(lambda: pool.calls, seconds=20)
+        fault(redis_server, proxy)
+        assert rest.result()[-1][1] == "done"
 
 
 def test_calls_into_a_black_hole_are_answered_in_bounded_time_however_many_they_are(

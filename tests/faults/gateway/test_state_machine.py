@@ -33,11 +33,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from service_parts import NEEDS, TARGET, TOKEN, TOOLCHAIN, RedisServer
+from request_parts import manifest_of
+from service_parts import NEEDS, TOKEN, RedisServer
 from torchrelay.compiler.artifact import container
-from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.errors import CompileKilled
-from torchrelay.compiler.request import schema
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease, Leases
@@ -70,22 +69,8 @@ def make_artifacts(signer: Ed25519PrivateKey) -> Artifacts:
     for key in KEYS:
         for letter in "ab":
             for size in (SMALL, LARGE):
-                member = random.Random(f"{key}{letter}").randbytes(size)
-                manifest = artifact_manifest.Manifest(
-                    schema=schema.SCHEMA,
-                    key=key,
-                    toolchain=TOOLCHAIN,
-                    target=TARGET,
-                    members=[container.member("code.py", member)],
-                    guards=[],
-                    stages=[("aot", 1.0)],
-                    verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
-                    tuning=[],
-                    kernels=1,
-                    created="2026-01-01T00:00:00Z",
-                    worker="w0",
-                )
-                packed = container.pack(manifest, {"code.py": member})
+                files = {"code.py": random.Random(f"{key}{letter}").randbytes(size)}
+                packed = container.pack(manifest_of(key, files), files)
                 made[key, letter, size] = container.sign(
                     packed, signer, key=key, namespace="default", epoch=0, signed_at=1_800_000_000
                 )
@@ -228,6 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.blobs.discard(hashlib.sha256(data).hexdigest())
 
     def _used(self, key: str) -> None:
+        self.do(self.gateway.shared.uses.write())  # as each second
         self.offered[key] = self.offered.pop(key)
 
     # leases
@@ -367,7 +353,6 @@ class CacheMachine(RuleBasedStateMachine):
             return multiple()
         call = self.until_interrupted(self.stream_gate, self._served(key), key=key, data=data)
         assert call is not None
-        self._used(key)
         return call
 
     @rule(call=consumes(readers))
@@ -375,6 +360,8 @@ class CacheMachine(RuleBasedStateMachine):
         key, data = call.about["key"], call.about["data"]
         there = hashlib.sha256(data).hexdigest() in self.blobs
         assert self.go_on(call) == (data if there else None)
+        if there and key in self.offered:
+            self._used(key)
         if not there and self.offered.get(key) == data:
             self._forget(key)
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from service_parts import GatewayProcess, compiled, follow, graph, post
+from service_parts import TARGET, GatewayProcess, compiled, follow, graph, post
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.service.base.logs import _Lossy
-from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, decode_answer
+from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, WorkerJob, decode_answer
 from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
 
@@ -126,7 +126,7 @@ def jobs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def _artifact(slot: CompileSlot, size: int) -> bytes:
-    async for body in slot.compile("j", msgspec.json.encode(size), "key", 20):
+    async for body in slot.compile("j", WorkerJob("key", msgspec.json.encode(size), 20, TARGET)):
         message = decode_answer(body)
         if isinstance(message, JobFailed):
             raise message.error()

@@ -19,7 +19,7 @@ from service_parts import graph
 from torchrelay.compiler.artifact import container, manifest
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout
 from torchrelay.compiler.request import codec
-from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, decode_answer
+from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, WorkerJob, decode_answer
 from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
 
@@ -93,7 +93,8 @@ def _alive(pid: int) -> bool:
 async def _compile(slot: CompileSlot, ready: ForkServerReady, seconds: float) -> manifest.Manifest:
     request = codec.unpack_request(graph(4096))
     request = msgspec.structs.replace(request, toolchain=ready.toolchain, target=ready.target)
-    async for body in slot.compile("j", codec.encode_request(request), KEY, seconds):
+    job = WorkerJob(KEY, codec.encode_request(request), seconds, ready.target, holds_source=False)
+    async for body in slot.compile("j", job):
         message = decode_answer(body)
         if isinstance(message, JobFailed):
             raise message.error()
@@ -119,6 +120,7 @@ def test_a_sick_compiler_costs_one_typed_answer_and_the_slot_is_usable_again(
         try:
             ready = decode_answer(await slot.start())
             assert isinstance(ready, ForkServerReady)
+            await _compile(slot, ready, 120)  # after the compile that warms the server up
             compiler.become(mood)
             began = time.monotonic()
             compiling = asyncio.create_task(_compile(slot, ready, seconds))

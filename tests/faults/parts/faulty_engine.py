@@ -16,6 +16,10 @@ def preload() -> None:
     return
 
 
+def warm_up(folder: Path) -> None:
+    return
+
+
 def describe(kind: str) -> tuple[schema.Toolchain, schema.Target]:
     return TOOLCHAIN, TARGET
 
@@ -24,7 +28,7 @@ def missing(kind: str) -> str:
     return ""
 
 
-def preparation(request: bytes) -> str:
+def preparation(target: schema.Target) -> str:
     return ""
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import request_parts
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from service_parts import TARGET, TOOLCHAIN
 from torchrelay.compiler import decoding
 from torchrelay.compiler.artifact import container, member_names
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.artifact.signing import Statement, key_id
-from torchrelay.compiler.request import codec, schema
+from torchrelay.compiler.request import codec
 
 KEY = "ab" * 32
 
@@ -40,21 +40,9 @@ def evil_members(canary: Path) -> dict[str, bytes]:
 
 
 def manifest_of(files: Mapping[str, bytes], **changes: Any) -> artifact_manifest.Manifest:
-    whole = artifact_manifest.Manifest(
-        schema=schema.SCHEMA,
-        key=KEY,
-        toolchain=TOOLCHAIN,
-        target=TARGET,
-        members=[container.member(name, data) for name, data in files.items()],
-        guards=["s0 < 9"],
-        stages=[("aot", 1.0)],
-        verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
-        tuning=[artifact_manifest.Measurement("mm", "triton", 0.5, 3)],
-        kernels=1,
-        created="2026-01-01T00:00:00Z",
-        worker="w0",
-    )
-    return msgspec.structs.replace(whole, **changes)
+    measured = [artifact_manifest.Measurement("mm", "triton", 0.5, 3)]
+    fields = {"key": KEY, "guards": ["s0 < 9"], "tuning": measured, **changes}
+    return request_parts.manifest_of(fields.pop("key"), files, **fields)
 
 
 def signed(

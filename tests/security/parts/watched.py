@@ -23,6 +23,8 @@ _SERVICE_PARTS = Path(__file__).parents[2] / "service" / "parts" / "service_part
 _HOOK = """
 import os, sys
 
+sys.modules["uvloop"] = None  # it starts processes without telling of them
+
 _file = os.open(os.environ["AUDIT_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 _EVENTS = {
     "exec", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn",

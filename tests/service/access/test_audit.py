@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from command_line import torchrelay, user
 from conftest import StartGateway
 from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, follow, graph, post
 from torchrelay.compiler.errors import CompileFailed
@@ -102,19 +100,10 @@ def test_only_administrators_read_it(gateway: Running, http: httpx2.Client) -> N
 
 def test_the_command_prints_the_log(gateway: Running, http: httpx2.Client, tmp_path: Path) -> None:
     compiled(http, graph())
-    environment = {
-        **os.environ,
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "COLUMNS": "200",
-    }
+    environment = user(tmp_path, gateway.url, TOKEN)
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "torchrelay.clients.cli", "audit", *arguments]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        return torchrelay("audit", *arguments, environment=environment, status=0).stdout
 
     assert {entry["action"] for entry in json.loads(run("--json"))} == {"compile", "published"}
     assert len(json.loads(run("--json", "--limit", "1"))) == 1

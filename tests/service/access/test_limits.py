@@ -140,6 +140,14 @@ def test_a_connection_may_rest_for_longer_than_clients_keep_one(gateway: Running
             time.sleep(pause)
 
 
+def test_a_head_without_end_is_given_up(gateway: Running) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as raw:
+        raw.sendall(b"GET /livez HTTP/1.1\r\nX: ")
+        with pytest.raises(OSError):
+            for _ in range(1000):
+                raw.sendall(b"x" * 65536)
+
+
 def test_another_content_type_is_refused(http: httpx2.Client) -> None:
     answer = http.post("/v1/compile", content=graph(), headers={"Content-Type": "application/json"})
     assert _refusal(answer) == (415, "malformed")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import torchrelay, user
+from conftest import StartGateway
 from service_parts import TOKEN, Running, client_of, compiled, graph
 
 
@@ -16,16 +15,10 @@ class Shell:
     """Runs `torchrelay` with one token."""
 
     def __init__(self, gateway: Running, folder: Path, token: str = TOKEN) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
-        told = {"TORCHRELAY_URL": gateway.url, "TORCHRELAY_TOKEN": token, "TORCHRELAY_CACHE_DIR": str(folder)}
-        self._environment = {**kept, **told, "XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
+        self._environment = user(folder, gateway.url, token, TORCHRELAY_CACHE_DIR=str(folder))
 
     def __call__(self, *words: str, status: int = 0) -> str:
-        command = [sys.executable, "-m", "torchrelay.clients.cli", *words]
-        done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == status, done.stderr
+        done = torchrelay(*words, environment=self._environment, status=status)
         return done.stderr if status else done.stdout
 
 
@@ -79,3 +72,15 @@ def test_what_cannot_be_a_name_or_a_quota_never_leaves(
     words: tuple[str, ...], gateway: Running, tmp_path: Path
 ) -> None:
     assert "torchrelay: " in Shell(gateway, tmp_path)(*words, status=2)
+
+
+def test_a_team_is_deleted(start_gateway: StartGateway, tmp_path: Path) -> None:
+    gateway = start_gateway(blob_inline_bytes=0)
+    owner = Shell(gateway, tmp_path)
+    made = json.loads(owner("token", "create", "ada", "--namespace", "red", "--json"))
+    with client_of(gateway.url, made["token"]) as http:
+        compiled(http, graph())
+    told = owner("namespace", "rm", "red", "--yes")
+    assert told.splitlines() == ["deleted 1 objects of the blob store", "deleted the namespace red"]
+    assert "there is no namespace red" in owner("namespace", "rm", "red", "--yes", status=1)
+    assert "always there" in owner("namespace", "rm", "default", "--yes", status=1)

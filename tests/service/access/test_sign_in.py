@@ -8,7 +8,6 @@ import pty
 import re
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import COMMAND
 from openid_parts import OpenIdProvider, sign_in_file
 from service_parts import TOKEN, GatewayProcess, client_of, graph
 from torchrelay.clients.gateway.compile_client import GatewayClient
@@ -74,7 +74,7 @@ def _command(
     environment: dict[str, str], *arguments: str, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "torchrelay.clients.cli", *arguments],
+        [*COMMAND, *arguments],
         env=environment,
         stdin=stdin,
         stdout=subprocess.PIPE,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from command_line import torchrelay, user
 from service_parts import TOKEN, RedisServer, Running, graph, post
 
 
@@ -31,15 +30,11 @@ def _status(gateway: Running, token: str) -> int:
 @pytest.fixture
 def environment(tmp_path: Path, gateway: Running) -> dict[str, str]:
     """Of a user who has only heard of the gateway."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
-    return {**kept, "XDG_CONFIG_HOME": str(tmp_path / "config"), "COLUMNS": "200"}
+    return user(tmp_path / "config")
 
 
 def _run(environment: dict[str, str], *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
-    return subprocess.run(
-        command, env=environment, input=stdin, capture_output=True, text=True, timeout=120, check=False
-    )
+    return torchrelay(*arguments, environment=environment, answer=stdin)
 
 
 def test_the_secret_is_in_one_answer_and_nowhere_else(
@@ -117,6 +112,7 @@ def test_tokens_that_are_long_over_are_forgotten(http: httpx2.Client, redis_serv
     old = {"id": "0" * 12, "name": "old", "roles": ["read"], "created": 1, "expires": 2}
     redis.hset("torchrelay:tokens", "f" * 64, json.dumps(old))
     made = _issued(http, "read")
+    assert http.post("/v1/cache/gc").status_code == 200
     assert http.get("/v1/tokens").json() == [made["record"]]
 
 

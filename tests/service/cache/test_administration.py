@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from command_line import torchrelay, user
 from conftest import StartGateway
 from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post
 
@@ -73,16 +73,18 @@ def test_an_artifact_shows_what_is_inside_and_what_its_key_covers(
 
 
 def test_a_damaged_artifact_cannot_be_shown_and_says_so(
-    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+    start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
-    compiled(http, graph())
-    (key,) = gateway.pool.calls
-    (blob,) = redis_server.client().keys("torchrelay:blob:*")
-    for harm in (b"damaged", None):
-        redis_server.client().set(blob, harm) if harm else redis_server.client().delete(blob)
-        answer = http.get(f"/v1/cache/{key}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-        assert "compiled again" in answer.json()["error"]["hint"]
+    gateway = start_gateway(memory_cache_bytes=0)
+    with gateway.http() as http:
+        compiled(http, graph())
+        (key,) = gateway.pool.calls
+        (blob,) = redis_server.client().keys("torchrelay:blob:*")
+        for harm in (b"damaged", None):
+            redis_server.client().set(blob, harm) if harm else redis_server.client().delete(blob)
+            answer = http.get(f"/v1/cache/{key}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            assert "compiled again" in answer.json()["error"]["hint"]
 
 
 def test_pinned_artifacts_outlive_everything_used_later(
@@ -189,19 +191,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def command(gateway: Running, tmp_path: Path) -> Command:
-    environment = {
-        **os.environ,
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "COLUMNS": "200",
-    }
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "torchrelay.clients.cli", "cache", *arguments]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-    return run
+    return partial(torchrelay, "cache", environment=user(tmp_path, gateway.url, TOKEN))
 
 
 def test_the_command_line_does_it_all(command: Command, gateway: Running, http: httpx2.Client) -> None:

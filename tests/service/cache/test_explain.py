@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+from command_line import torchrelay, user
 from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import decoding, errors
@@ -105,7 +105,12 @@ def test_an_evicted_entry_that_is_asked_for_again_is_a_new_miss(
         redis.delete(f"torchrelay:index:{name}", f"torchrelay:asked:{name}")
         redis.zrem("torchrelay:lru", name)
     assert http.get(f"/v1/explain/{name}").status_code == 404
-    post(http, graph(8), wait="cache")  # a body that this gateway parsed before
+
+    def asked_again() -> bool:  # a miss of the same key is recorded once a second
+        post(http, graph(8), wait="cache")  # a body that this gateway parsed before
+        return http.get(f"/v1/explain/{name}").status_code == 200
+
+    wait_until(asked_again, seconds=10)
     found = explained(http, graph(8))
     assert (found.published, words(found)) == (False, ["input 0: shape (8,) against (16,)"])
 
@@ -133,7 +138,7 @@ def test_what_one_explanation_reads_is_bounded(http: httpx2.Client, redis_server
     name = key_of(graph(8))
     with redis_server.client() as redis:
         entry = redis.hgetall(f"torchrelay:index:{name}")
-        parts = decoding.from_json(entry[b"components"], type=dict[str, str])
+        parts = http.get(f"/v1/cache/{name}").json()["components"]
         large = {**entry, b"components": msgspec.json.encode({**parts, "input.list": "x" * 200_000})}
         for number in range(120):
             redis.hset(f"torchrelay:index:{number:064x}", mapping=large)
@@ -166,11 +171,43 @@ def test_damaged_records_are_passed_over(http: httpx2.Client, redis_server: Redi
     post(http, graph(16), wait="cache")
     post(http, graph(17), wait="cache")
     with redis_server.client() as redis:
-        redis.hset(f"torchrelay:index:{key_of(graph(8))}", "components", b"\xff{")
+        redis.set(f"torchrelay:components:{key_of(graph(8))}", b"\xff{")
+        redis.delete(f"torchrelay:components:{key_of(graph(9))}")
         redis.hset(f"torchrelay:index:{key_of(graph(9))}", "components", b'{"inputs":"x"}')
         redis.set(f"torchrelay:asked:{key_of(graph(17))}", b"garbage")
     assert explained(http, graph(16)).nearest is None
     assert http.get(f"/v1/explain/{key_of(graph(17))}").status_code == 404
+
+
+def test_what_redis_holds_for_explanations_is_bounded(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    """The latest are there, however many artifacts there are, and no index entry grows with its request."""
+    with start_gateway(explain_bytes=4000).http() as http, redis_server.client() as redis:
+        for size in range(8, 28):
+            compiled(http, graph(size, nodes=200))
+        held = [redis.strlen(name) for name in redis.keys("torchrelay:components:*")]
+        assert 2 <= len(held) < 10
+        assert sum(held) == int(redis.get("torchrelay:described_bytes")) <= 4000
+        assert redis.llen("torchrelay:described") == len(held)
+        post(http, graph(30, nodes=200), wait="cache")
+        assert explained(http, graph(30, nodes=200)).nearest is not None
+        newest, oldest = key_of(graph(27, nodes=200)), key_of(graph(8, nodes=200))
+        assert http.get(f"/v1/cache/{newest}").json()["components"]["inputs.count"] == "1"
+        assert http.get(f"/v1/cache/{oldest}").json()["components"] == {}
+        assert redis.memory_usage(f"torchrelay:index:{newest}") < 600
+
+
+def test_components_of_an_earlier_version_are_read(http: httpx2.Client, redis_server: RedisServer) -> None:
+    compiled(http, graph(8))
+    name = key_of(graph(8))
+    parts = http.get(f"/v1/cache/{name}").json()["components"]
+    with redis_server.client() as redis:
+        redis.delete(f"torchrelay:components:{name}")
+        redis.hset(f"torchrelay:index:{name}", "components", msgspec.json.encode(parts))
+    assert http.get(f"/v1/cache/{name}").json()["components"] == parts
+    post(http, graph(16), wait="cache")
+    assert words(explained(http, graph(16))) == ["input 0: shape (16,) against (8,)"]
 
 
 def test_errors_are_typed(gateway: Running) -> None:
@@ -217,22 +254,10 @@ torch.compile(program, backend="torchrelay", dynamic=False)(torch.ones(int(sys.a
 
 @pytest.fixture
 def environment(gateway: Running, tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
     with gateway.http() as http:
         public_key = http.get("/v1/info").json()["public_keys"][0]
-    return {
-        **kept,
-        "HOME": str(tmp_path),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "TORCHRELAY_PUBLIC_KEYS": public_key,
-        "PYTHONWARNINGS": "ignore",
-    }
-
-
-def torchrelay(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    known = {"HOME": str(tmp_path), "TORCHRELAY_PUBLIC_KEYS": public_key, "PYTHONWARNINGS": "ignore"}
+    return user(tmp_path / ".config", gateway.url, TOKEN, **known)
 
 
 def test_the_command_explains_the_last_run(
@@ -245,7 +270,7 @@ def test_the_command_explains_the_last_run(
         subprocess.run(command, env={**environment, "TORCHRELAY_MODE": mode}, check=True)
     (compiled_key,) = gateway.pool.calls
 
-    told = torchrelay(environment, "explain", "--json")
+    told = torchrelay("explain", "--json", environment=environment)
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
     ((process,), (miss,)) = found["run"]["processes"], found["misses"]
@@ -256,19 +281,19 @@ def test_the_command_explains_the_last_run(
     difference = "input 0: shape (16,) against (8,)"
     assert [each["text"] for each in miss["explanation"]["nearest"]["differences"]] == [difference]
 
-    shown = torchrelay(environment, "explain").stdout
+    shown = torchrelay("explain", environment=environment).stdout
     assert "train.py" in shown and "compiled locally: not_cached" in shown
     assert f"{miss['key'][:12]}: the only entry was {compiled_key[:12]}" in shown
     assert f"\n  {difference}\n" in shown
-    assert difference in torchrelay(environment, "explain", miss["key"][:12]).stdout
-    assert difference in torchrelay(environment, "explain", miss["key"]).stdout
+    assert difference in torchrelay("explain", miss["key"][:12], environment=environment).stdout
+    assert difference in torchrelay("explain", miss["key"], environment=environment).stdout
 
-    wrong = torchrelay(environment, "explain", "0123abc")
+    wrong = torchrelay("explain", "0123abc", environment=environment)
     assert (wrong.returncode, wrong.stdout) == (2, "") and "no graphs of the last run" in wrong.stderr
-    assert torchrelay(environment, "explain", "xyz").returncode == 2
-    unknown = torchrelay(environment, "explain", "0" * 64)
+    assert torchrelay("explain", "xyz", environment=environment).returncode == 2
+    unknown = torchrelay("explain", "0" * 64, environment=environment)
     assert unknown.returncode == 1 and "nothing is known" in unknown.stderr
-    astray = torchrelay({**environment, "TORCHRELAY_URL": "http://127.0.0.1:9"}, "explain")
+    astray = torchrelay("explain", environment={**environment, "TORCHRELAY_URL": "http://127.0.0.1:9"})
     assert astray.returncode == 1 and "train.py" in astray.stdout and "cannot be reached" in astray.stderr
 
 
@@ -281,7 +306,7 @@ def test_a_graph_whose_error_was_raised_is_explained_too(
     command = [sys.executable, str(script), "8"]
     failed = subprocess.run(command, env={**environment, "TORCHRELAY_MODE": "require"}, capture_output=True)
     assert failed.returncode == 1
-    shown = torchrelay(environment, "explain").stdout
+    shown = torchrelay("explain", environment=environment).stdout
     assert "error: no_worker" in shown
     assert f"{gateway.pool.calls[0][:12]}: there was no entry to compare with\n" in shown
 
@@ -290,12 +315,12 @@ def test_the_doctors_round_trip_is_no_run(
     gateway: Running, environment: dict[str, str], tmp_path: Path
 ) -> None:
     gateway.pool.toolchain = local_toolchain()  # or the doctor stops at the workers
-    torchrelay(environment, "doctor")
+    torchrelay("doctor", environment=environment)
     assert gateway.pool.calls
     assert not list(tmp_path.rglob("last_run.json"))
 
 
 def test_without_a_run_the_command_says_what_to_do(environment: dict[str, str]) -> None:
-    done = torchrelay(environment, "explain")
+    done = torchrelay("explain", environment=environment)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no run has left a record" in done.stderr

@@ -89,7 +89,6 @@ def test_what_is_kept_is_bounded(
         {"scripts": [SCRIPT], "keys": ["train.py"]},
         {"scripts": ["train.py"], "keys": ["ab" * 32]},
         {"scripts": [SCRIPT], "keys": ["ab" * 32] * 257},
-        {"scripts": [SCRIPT], "keys": ["ab" * 32], "argv": ["--data", "/home/ada"]},
     ],
 )
 def test_what_is_no_use_is_refused(http: httpx2.Client, body: object) -> None:

@@ -95,8 +95,8 @@ def test_a_gateway_counts_when_it_starts_and_another_does_not_so_soon(
         redis.set(KEYS.total, 7)
         with start_gateway().http() as second:
             wait_until(lambda: second.get("/livez").status_code == 200, seconds=20)
-            assert redis.get(KEYS.total) == b"7" and redis.ttl(KEYS.recounted) > 3600
-        redis.delete(KEYS.recounted)
+            assert redis.get(KEYS.total) == b"7" and redis.ttl(KEYS.swept) > 3600
+        redis.delete(KEYS.swept)
         start_gateway()
         wait_until(lambda: books(redis_server) == right, seconds=20)
 
@@ -117,7 +117,7 @@ async def churn(redis: Redis, dice: random.Random, scripts: Scripts, counting: a
 async def put(redis: Redis, scripts: Scripts, keys: Keys, key: str, dice: random.Random) -> None:
     digest, place = f"{dice.randrange(1 << 60):064x}", dice.choice(("redis", "store"))
     await redis.set(keys.blob(digest), b"x", px=60_000)
-    entry = [digest, dice.randrange(1, 1000), place, keys.namespace, "1.0", "{}"]
+    entry = [digest, dice.randrange(1, 1000), place, keys.namespace, "1.0"]
     await scripts.publish(
         keys=[*keys.entry_keys(key), *keys.compile_keys(key)],
         args=[key, 10, keys.blob(digest), "import", *entry, 60_000, keys.wake, 0, 0, 0, "action", "x"],
@@ -150,6 +150,9 @@ def test_what_comes_and_goes_meanwhile_is_counted_once(
             assert int(redis.get(keys.total)) == sum(int(size) for size, _ in entries)
             inline += sum(int(size) for size, place in entries if place == b"redis")
         assert int(redis.get(KEYS.inline)) == inline
+        held = {name.decode(): int(size) for name, size in redis.zrange(KEYS.held, 0, -1, withscores=True)}
+        assert held == {keys.total: int(redis.get(keys.total)) for keys in (KEYS, RED)}
+        assert int(redis.get(KEYS.bytes)) == sum(held.values())
         assert not redis.exists(KEYS.recount)
 
 

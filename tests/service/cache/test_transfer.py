@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import pytest
+from command_line import torchrelay, user
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import (
@@ -195,15 +194,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
     def run(site: Running, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "XDG_CONFIG_HOME": str(tmp_path / "config"),
-            "TORCHRELAY_URL": site.url,
-            "TORCHRELAY_TOKEN": TOKEN,
-            "COLUMNS": "200",
-        }
-        line = [sys.executable, "-m", "torchrelay.clients.cli", "cache", *arguments]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return torchrelay("cache", *arguments, environment=user(tmp_path, site.url, TOKEN))
 
     return run
 

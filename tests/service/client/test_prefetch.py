@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from request_parts import manifest_of
 from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, wait_until
 from starlette.types import ASGIApp, Receive, Scope, Send
 from torchrelay.clients.artifacts import prefetch as module
@@ -23,9 +24,7 @@ from torchrelay.clients.artifacts.prefetch import Prefetch
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import container, member_names
-from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.artifact.signing import key_text
-from torchrelay.compiler.request import schema
 
 SCRIPT = "1" * 64
 LIBRARY = b"\x7fELF no library"
@@ -41,21 +40,8 @@ class LibraryPool(ArtifactPool):
             member_names.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
             "cpp/0.so": LIBRARY,
         }
-        manifest = artifact_manifest.Manifest(
-            schema=schema.SCHEMA,
-            key=asked["key"],
-            toolchain=asked["toolchain"],
-            target=asked["target"],
-            members=[container.member(name, data) for name, data in files.items()],
-            guards=[],
-            stages=[("aot", 1.0)],
-            verification=artifact_manifest.Verification("passed", "", 0.0, 0.1),
-            tuning=[],
-            kernels=1,
-            created="2026-01-01T00:00:00Z",
-            worker="w0",
-        )
-        return container.pack(manifest, files)
+        told = {name: asked[name] for name in ("toolchain", "target")}
+        return container.pack(manifest_of(asked["key"], files, **told), files)
 
 
 class Gate:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -167,10 +168,11 @@ def test_a_killed_worker_is_retried_once(gateway: Running, http: httpx2.Client) 
 def test_a_request_that_comes_while_a_failed_compile_is_charged_starts_a_new_one(
     gateway: Running, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    charge = Leases.charge
+    charge, released, charged = Leases.charge, threading.Event(), []
 
     async def slow_charge(self: Leases, seconds: float) -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.to_thread(released.wait, 15)
+        charged.append(seconds)
         await charge(self, seconds)
 
     monkeypatch.setattr(Leases, "charge", slow_charge)
@@ -180,7 +182,8 @@ def test_a_request_that_comes_while_a_failed_compile_is_charged_starts_a_new_one
     assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
     assert post(http, graph()).status_code == 202
     told = list(follow(http, name))
-    assert told[-1][1] == "done"
+    assert (told[-1][1], charged) == ("done", [])
+    released.set()
     assert not [data for _, _, data in told if "taken" in data["detail"]]
     assert len(gateway.pool.calls) == 2
 

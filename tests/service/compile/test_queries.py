@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-import source_parts
+import request_parts
 from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post, wait_until
 from torchrelay.compiler.api.tuning import kernels as tuning_kernels
@@ -53,20 +53,20 @@ def test_each_namespace_has_a_database_of_its_own(gateway: Running, http: httpx2
 
 
 GPU_PLACE = DeviceEnvironment(
-    device=source_parts.GPU.name,
-    capability=source_parts.GPU.capability,
+    device=request_parts.GPU.name,
+    capability=request_parts.GPU.capability,
     driver="580",
-    torch=source_parts.TOOLCHAIN.torch,
-    triton=source_parts.TOOLCHAIN.triton,
-    cuda=source_parts.TOOLCHAIN.cuda,
+    torch=request_parts.GPU_TOOLCHAIN.torch,
+    triton=request_parts.GPU_TOOLCHAIN.triton,
+    cuda=request_parts.GPU_TOOLCHAIN.cuda,
 )
-"""Where a compile for source_parts.GPU measures."""
+"""Where a compile for request_parts.GPU measures."""
 
 
 def gpu_graph(size: int) -> bytes:
     """A request for a GPU, without source."""
     inputs = [schema.TensorInput([size], [1], "float32", "cuda", requires_grad=False)]
-    return codec.pack_request(msgspec.structs.replace(source_parts.request(), inputs=inputs))
+    return codec.pack_request(msgspec.structs.replace(request_parts.kernels_request(), inputs=inputs))
 
 
 def test_a_compile_of_source_may_ask_and_is_not_believed(start_gateway: StartGateway) -> None:
@@ -75,7 +75,7 @@ def test_a_compile_of_source_may_ask_and_is_not_believed(start_gateway: StartGat
     with running.http() as http:
         assert entries(*asked(running, http, gpu_graph(1), found(stands))) == [stands]
         questions = (lookup(2, place=GPU_PLACE), found(claimed), found(entry(2, "its own", GPU_PLACE)))
-        told = asked(running, http, source_parts.body(), *questions)
+        told = asked(running, http, request_parts.kernels_body(), *questions)
         assert [entries(answer) for answer in told] == [[stands], [], [stands]]
         assert entries(*asked(running, http, gpu_graph(2), lookup(3, place=GPU_PLACE))) == []
 
@@ -89,17 +89,19 @@ def kernel_entry(kernel: schema.KernelSource, winner: str = "BLOCK=64 num_warps=
 
 def test_a_compile_of_source_is_believed_of_its_own_kernel(start_gateway: StartGateway) -> None:
     running = start_gateway(token_allow_source=True)
-    own, other = kernel_entry(source_parts.kernel()), kernel_entry(source_parts.kernel(3))
-    renamed = kernel_entry(source_parts.kernel(name="scale2"))
+    own, other = kernel_entry(request_parts.kernel()), kernel_entry(request_parts.kernel(3))
+    renamed = kernel_entry(request_parts.kernel(name="scale2"))
     nameless = msgspec.structs.replace(own, problem=msgspec.structs.replace(own.problem, settings=()))
     with running.http() as http:
         questions = [found(each) for each in (own, other, renamed, nameless)]
-        told = asked(running, http, source_parts.body(source_parts.kernel()), *questions)
+        told = asked(running, http, request_parts.kernels_body(request_parts.kernel()), *questions)
         assert [entries(answer) for answer in told] == [[own], [], [], []]
         # everyone with this kernel knows it from now on, and the first entry stands
-        again = source_parts.body(source_parts.kernel(), grid=schema.ListArg([schema.TupleArg([2, 1, 1])]))
+        again = request_parts.kernels_body(
+            request_parts.kernel(), grid=schema.ListArg([schema.TupleArg([2, 1, 1])])
+        )
         told = asked(
-            running, http, again, found(kernel_entry(source_parts.kernel(), "BLOCK=128 num_warps=4"))
+            running, http, again, found(kernel_entry(request_parts.kernel(), "BLOCK=128 num_warps=4"))
         )
         assert entries(*told) == [own]
 
@@ -107,16 +109,18 @@ def test_a_compile_of_source_is_believed_of_its_own_kernel(start_gateway: StartG
 def test_a_compile_of_several_sources_is_believed_of_none(start_gateway: StartGateway) -> None:
     """One of them could have taken the process over, and speak of another, which somebody else wrote."""
     running = start_gateway(token_allow_source=True)
-    kernels = source_parts.kernel(2), source_parts.kernel(3)
+    kernels = request_parts.kernel(2), request_parts.kernel(3)
     with running.http() as http:
-        told = asked(running, http, source_parts.body(*kernels), *(found(kernel_entry(k)) for k in kernels))
+        told = asked(
+            running, http, request_parts.kernels_body(*kernels), *(found(kernel_entry(k)) for k in kernels)
+        )
         assert [entries(answer) for answer in told] == [[], []]
 
 
 def test_a_compile_without_source_is_not_believed_of_kernels(start_gateway: StartGateway) -> None:
     running = start_gateway()
     with running.http() as http:
-        told = asked(running, http, gpu_graph(1), found(kernel_entry(source_parts.kernel())))
+        told = asked(running, http, gpu_graph(1), found(kernel_entry(request_parts.kernel())))
         assert entries(*told) == []
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 from conftest import StartGateway
-from service_parts import ArtifactPool, Running, follow, graph, post
+from service_parts import NEEDS, ArtifactPool, Running, follow, graph, post
 from torchrelay.compiler.errors import ForbiddenTarget
 from torchrelay.compiler.request import codec
 from torchrelay.service.admission.admit import Admission
+from torchrelay.service.compile.compile_queue import QueuedRequest, QueuedRequests
 
 SENDERS = 30
 LARGE = graph(nodes=40_000)
@@ -106,3 +107,26 @@ def test_namespaces_share_no_parse(children: list[str]) -> None:
 
     asyncio.run(both())
     assert len(children) == 2
+
+
+def test_of_small_requests_too_only_the_latest_are_held() -> None:
+    """As an object each takes ten times its bytes, and a limit of bytes alone held some hundred thousand."""
+    parses: list[None] = []
+
+    async def main() -> None:
+        mine = Admission(codec.Limits(), body_timeout_seconds=60, on_parse=lambda: parses.append(None))
+        for size in range(1025):
+            await mine.request_of(graph(size), namespace="default")
+        for size in (1024, 0):
+            await mine.request_of(graph(size), namespace="default")
+
+    asyncio.run(main())
+    assert len(parses) == 1026
+
+
+def test_of_small_requests_that_were_queued_only_the_latest_are_remembered() -> None:
+    queued = QueuedRequests()
+    for n in range(4097):
+        queued.put("default", str(n), QueuedRequest(b"body", NEEDS, finish=False))
+    assert queued.get("default", "0") is None
+    assert queued.get("default", "1") is not None

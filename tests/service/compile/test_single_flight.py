@@ -31,11 +31,16 @@ from service_parts import (
 from torchrelay.compiler.request import codec
 from torchrelay.compiler.request.schema import Const, Constant, Node
 from torchrelay.service.access.audit import AuditEvent
+from torchrelay.service.admission.compile_request import CompileRequest
+from torchrelay.service.admission.saved_requests import SavedRequests
 from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.compile.compile_queue import CompileQueue, QueuedRequests
 from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
+
+KEY = "e" * 64
 
 
 def with_constant(body: bytes, *, bytes_: int) -> bytes:
@@ -103,6 +108,18 @@ def test_another_gateway_takes_over_when_the_holder_is_killed(
         assert second.get(f"/v1/artifacts/{name}").status_code == 200
 
 
+def test_a_compile_that_waits_for_a_worker_soon_counts_as_overdue(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrelay.service.compile.intake._OVERDUE_SECONDS", 0.5)
+    pool = busy_pool()
+    with start_gateway(pool).http() as http:
+        post(http, graph())
+        wait_until(lambda: pool.overdue == {"cpu": 1}, seconds=60)
+        pool.idle = 1
+        wait_until(lambda: not any(pool.overdue.values()), seconds=60)
+
+
 def test_a_restarted_gateway_goes_on_with_what_its_clients_wait_for(
     start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess]
 ) -> None:
@@ -165,7 +182,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         publish = [*keys.entry_keys(name), *keys.compile_keys(name)]
 
         async def offer(token: str, digest: str) -> list[bytes]:
-            entry = [token, digest, 10, "store", "default", "1.0", "{}", 1000, keys.wake, 0, 0, 0]
+            entry = [token, digest, 10, "store", "default", "1.0", 1000, keys.wake, 0, 0, 0]
             event = AuditEvent(action="published", key=name, digest=digest)
             blob = keys.blob(digest)
             return await scripts.publish(keys=publish, args=[name, 100, blob, *entry, *event.fields()])
@@ -330,3 +347,25 @@ def test_posts_at_the_same_moment_start_one_compile(gateway: Running) -> None:
     assert [answer.status_code for answer in answers] == [202] * 8
     assert sorted(answer.headers["X-Torchrelay-Cache"] for answer in answers) == ["coalesced"] * 7 + ["miss"]
     assert (stage, len(gateway.pool.calls)) == ("done", 1)
+
+
+def test_of_those_who_ask_together_one_sends_redis_the_body(redis_server: RedisServer) -> None:
+    """And it stays there: the copy for tuning jobs is made inside Redis."""
+    body = os.urandom(200_000)
+    client = redis_server.client()
+
+    async def main() -> None:
+        redis = connect(ServiceSettings(redis_url=redis_server.url))
+        keys, scripts = Keys("torchrelay:"), Scripts(redis)
+        leases = Leases(keys, scripts, ServiceSettings(redis_url=redis_server.url))
+        gateways = [CompileQueue("default", leases, QueuedRequests()) for _ in range(2)]
+        request = CompileRequest(KEY, b"", NEEDS.toolchain, NEEDS.target, {}, [])
+        received = client.info("stats")["total_net_input_bytes"]
+        answers = await asyncio.gather(*(gateways[n % 2].ask(request, body, finish=True) for n in range(100)))
+        assert sorted(answers) == ["queued", *["wait"] * 99]
+        await SavedRequests(redis, keys, scripts).note(KEY, body)
+        assert client.info("stats")["total_net_input_bytes"] - received < 2 * len(body)
+        assert await SavedRequests(redis, keys, scripts).get(KEY) == body
+        await redis.aclose()
+
+    asyncio.run(main())

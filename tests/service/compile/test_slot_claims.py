@@ -143,7 +143,7 @@ def test_each_gets_some_of_every_model_and_whole_gpus(run) -> None:
                 own[number] = await pool.choose(offered, slots, {}) or set()
         assert own[0] | own[1] == set(offered) and not own[0] & own[1]
         for each in own:
-            gpus = [(place.node, place.index % 2) for place in each]
+            gpus = [(place.node, place.number % 2) for place in each]
             assert set(Counter(gpus).values()) == {3}, "three slots share a GPU"
             assert Counter(node[:4] for node, _ in set(gpus)) == {"H100": 2, "A100": 2}
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
+from command_line import torchrelay, user
 from conftest import StartGateway
+from request_parts import kernel, kernels_body, kernels_request
 from service_parts import (
     TOKEN,
     ArtifactPool,
@@ -23,7 +22,6 @@ from service_parts import (
     post,
     wait_until,
 )
-from source_parts import body, kernel, request
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import errors
@@ -46,12 +44,12 @@ def test_without_the_permission_nothing_is_compiled_and_the_answer_says_what_to_
 ) -> None:
     with gateway.http(token(http, source=False)) as ada:
         for _ in range(2):
-            answer = post(ada, body())
+            answer = post(ada, kernels_body())
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (403, "source_forbidden")
             assert "'ada'" in error["message"] and "'scale'" in error["message"]
             assert "--allow-source" in error["hint"]
-        assert ada.get(f"/v1/compiles/{key.key_of(request(kernel()))}").status_code == 404
+        assert ada.get(f"/v1/compiles/{key.key_of(kernels_request(kernel()))}").status_code == 404
         assert post(ada, graph()).status_code == 202  # everything else is as before
         wait_until(lambda: len(gateway.pool.calls) == 1, seconds=30)
 
@@ -60,7 +58,7 @@ def test_with_the_permission_a_worker_gets_the_source_and_the_log_says_whose(
     gateway: Running, http: httpx2.Client
 ) -> None:
     with gateway.http(token(http, source=True)) as ada:
-        compiled(ada, body(kernel(), kernel(3, "other")))
+        compiled(ada, kernels_body(kernel(), kernel(3, "other")))
     (compiled_key,) = gateway.pool.calls
     told = {entry["action"]: entry for entry in http.get("/v1/audit").json()["entries"]}
     assert told["compile"]["key"] == compiled_key
@@ -72,12 +70,12 @@ def test_what_was_compiled_from_source_is_served_to_all_of_the_namespace_and_to_
     gateway: Running, http: httpx2.Client
 ) -> None:
     with gateway.http(token(http, source=True)) as ada:
-        data = compiled(ada, body())
+        data = compiled(ada, kernels_body())
     with gateway.http(token(http, source=False)) as reader:
-        assert post(reader, body()).content == data
+        assert post(reader, kernels_body()).content == data
     for source in (False, True):
         with gateway.http(token(http, source=source, namespace="blue")) as stranger:
-            answer = post(stranger, body())
+            answer = post(stranger, kernels_body())
             assert answer.status_code == (202 if source else 403)
     wait_until(lambda: gateway.pool.namespaces == ["default", "blue"], seconds=30)
 
@@ -86,23 +84,23 @@ def test_a_compile_in_progress_is_not_joined_without_the_permission(start_gatewa
     gateway = start_gateway(ArtifactPool(seconds=30))
     with gateway.http() as http:
         with gateway.http(token(http, source=True)) as ada:
-            assert post(ada, body()).status_code == 202
+            assert post(ada, kernels_body()).status_code == 202
         with gateway.http(token(http, source=False)) as reader:
-            assert post(reader, body()).status_code == 403
+            assert post(reader, kernels_body()).status_code == 403
 
 
 def test_looking_alone_needs_no_permission(gateway: Running, http: httpx2.Client) -> None:
     with gateway.http(token(http, source=False)) as reader:
-        assert post(reader, body(), wait="cache").status_code == 404
+        assert post(reader, kernels_body(), wait="cache").status_code == 404
     assert gateway.pool.calls == []
 
 
 def test_the_owners_own_token_has_it_where_the_settings_say_so(
     start_gateway: StartGateway, http: httpx2.Client
 ) -> None:
-    assert post(http, body()).status_code == 403
+    assert post(http, kernels_body()).status_code == 403
     with start_gateway(token_allow_source=True).http() as owner:
-        assert post(owner, body()).status_code == 202
+        assert post(owner, kernels_body()).status_code == 202
 
 
 def test_only_who_has_the_permission_gives_it(gateway: Running, http: httpx2.Client) -> None:
@@ -113,7 +111,7 @@ def test_only_who_has_the_permission_gives_it(gateway: Running, http: httpx2.Cli
             answer = admin.post("/v1/tokens", json=asked)
             assert answer.status_code == (201 if source else 403)
             assert admin.post("/v1/tokens", json={**asked, "allow_source": False}).status_code == 201
-            assert post(admin, body()).status_code == (202 if source else 403)
+            assert post(admin, kernels_body()).status_code == (202 if source else 403)
 
 
 def test_a_token_from_before_there_was_the_permission_does_not_have_it(
@@ -126,7 +124,7 @@ def test_a_token_from_before_there_was_the_permission_does_not_have_it(
     assert record.pop("allow_source") is True
     redis.hset("torchrelay:tokens", field, json.dumps(record))
     with gateway.http(secret) as ada:
-        assert post(ada, body()).status_code == 403
+        assert post(ada, kernels_body()).status_code == 403
     assert http.get("/v1/tokens").json()[0]["allow_source"] is False
 
 
@@ -149,7 +147,7 @@ def test_kernels_that_are_not_as_they_must_be(
     changes: dict[str, Any], status: int, code: str, start_gateway: StartGateway
 ) -> None:
     gateway = start_gateway(token_allow_source=True, request_kernels=8, request_source_bytes=4000)
-    asked = msgspec.structs.replace(request(kernel()), **changes)
+    asked = msgspec.structs.replace(kernels_request(kernel()), **changes)
     with gateway.http() as http:
         answer = post(http, codec.pack_request(asked))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
@@ -184,14 +182,14 @@ def test_kernels_that_are_not_as_they_must_be(
 def test_a_call_that_is_not_as_it_must_be(call: dict[str, Any], start_gateway: StartGateway) -> None:
     gateway = start_gateway(token_allow_source=True)
     with gateway.http() as http:
-        answer = post(http, body(kernel(), **call))
+        answer = post(http, kernels_body(kernel(), **call))
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "malformed")
     assert gateway.pool.calls == []
 
 
 def test_a_kernel_is_no_value_of_any_other_operator(start_gateway: StartGateway) -> None:
     gateway = start_gateway(token_allow_source=True)
-    asked = request(kernel())
+    asked = kernels_request(kernel())
     for value in (schema.UserKernel(0), schema.TritonDType("float16")):
         extra = schema.Node("call_function", "_operator.add", [schema.Ref(0), value])
         nodes = [*asked.graph.nodes[:-1], extra, asked.graph.nodes[-1]]
@@ -204,27 +202,16 @@ def test_a_kernel_is_no_value_of_any_other_operator(start_gateway: StartGateway)
 
 
 def test_the_command_gives_the_permission_and_shows_who_has_it(gateway: Running, tmp_path: Path) -> None:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))},
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "COLUMNS": "200",
-    }
+    environment = user(tmp_path, gateway.url, TOKEN)
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "torchrelay.clients.cli", "token", *arguments]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return torchrelay("token", *arguments, environment=environment, status=0).stdout
 
     allowed = run("create", "ada", "--role", "compile", "--allow-source").strip()
     plain = run("create", "bob", "--role", "compile").strip()
     for secret, status in ((plain, 403), (allowed, 202)):
         with gateway.http(secret) as http:
-            assert post(http, body()).status_code == status
+            assert post(http, kernels_body()).status_code == status
     lines = {line.split()[1]: line for line in run("ls").splitlines()[1:] if line.split()[1:]}
     assert "compile, source" in lines["ada"]
     assert "source" not in lines["bob"]
@@ -234,7 +221,7 @@ def test_the_client_hears_what_to_ask_for(gateway: Running, http: httpx2.Client)
     settings = ClientSettings(
         url=gateway.url, token=token(http, source=False), cache_dir=Path("/nonexistent")
     )
-    asked = request(kernel())
+    asked = kernels_request(kernel())
     with GatewayClient(settings) as mine, pytest.raises(errors.SourceForbidden, match="--allow-source"):
         mine.compile(codec.pack_request(asked), key.key_of(asked), cache_only=False, deadline=30.0)
 

@@ -7,11 +7,25 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import torchrelay
 import yaml
-from service_parts import RedisServer, Running, client_of, compiled, graph, post
+from conftest import StartGateway
+from service_parts import (
+    TOOLCHAIN,
+    RedisServer,
+    Running,
+    busy_pool,
+    client_of,
+    compiled,
+    graph,
+    post,
+    registered,
+    wait_until,
+)
+from torchrelay.service.base.settings import ServiceSettings
 
 DEPLOY = Path(torchrelay.__file__).parent / "deploy"
 
@@ -83,6 +97,34 @@ def test_a_gateway_without_redis_still_tells_its_own(
     assert "torchrelay_http_requests_total" in text and "torchrelay_shared" not in text
 
 
+def test_what_waits_is_counted_by_target_and_slots_by_state(
+    settings: dict[str, Any], start_gateway: StartGateway
+) -> None:
+    alone = Running(ServiceSettings(**settings), None)
+    alone.start()
+    try:
+        with alone.http() as http:
+            post(http, graph(1))
+            text = _metrics(http)
+            assert 'torchrelay_shared_dispatchers{state="ready"} 0.0' in text
+            # no worker is for it: a client may name any toolchain
+            assert 'torchrelay_shared_waiting{device="cpu",toolchain="other"} 1.0' in text
+            pool = busy_pool()
+            registered(start_gateway(pool).http(), pool)
+            wait_until(
+                lambda: 'torchrelay_shared_dispatchers{state="ready"} 1.0' in _metrics(http), seconds=20
+            )
+            text = _metrics(http)
+            kind = f'device="cpu",toolchain="cp311 torch {TOOLCHAIN.torch}"'
+            assert f"torchrelay_shared_waiting{{{kind}}} 1.0" in text
+            assert (
+                f'torchrelay_shared_slots{{device="cpu",state="idle",{kind.partition(",")[2]}}} 1.0' in text
+            )
+            assert 'toolchain="other"' not in text
+    finally:
+        alone.stop()
+
+
 def test_the_dashboard_asks_for_metrics_that_are_there(http: httpx2.Client) -> None:
     compiled(http, graph())
     http.post("/v1/report", json={"reason": "unsupported"})
@@ -109,5 +151,6 @@ def test_the_dashboard_asks_for_metrics_that_are_there(http: httpx2.Client) -> N
 
 
 def test_prometheus_is_told_where_to_look() -> None:
-    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["job_name"] == "torchrelay" and job["static_configs"][0]["targets"] == ["gateway:8642"]
+    jobs = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
+    assert targets == {"torchrelay": ["gateway:8642"], "torchrelay-dispatchers": ["dispatcher:8644"]}

@@ -85,6 +85,8 @@ def test_readiness_names_the_part_that_is_not_ready(
         assert http.get("/readyz").json()["parts"] == {"redis": "ok", "workers": "cannot be started"}
         pool.broken = False
         wait_until(lambda: "warm" in http.get("/readyz").json()["parts"]["workers"], seconds=30)
+        assert http.get("/readyz").status_code == 503
+        assert http.get("/readyz?workers=false").status_code == 200  # hits need none
         pool.warm = True
         wait_until(lambda: http.get("/readyz").status_code == 200, seconds=30)
         assert http.get("/readyz").json()["ready"] is True
@@ -96,6 +98,7 @@ def test_who_is_not_the_owner_does_not_see_what_redis_says(
 ) -> None:
     redis_server.stop()
     with gateway.http(token) as http, gateway.http() as owner:
+        assert http.get("/readyz?workers=false").status_code == 503
         assert http.get("/readyz").json()["parts"]["redis"] == "cannot be reached"
         assert str(redis_server.socket) in owner.get("/readyz").json()["parts"]["redis"]
 

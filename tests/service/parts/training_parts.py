@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import msgspec
 from msgspec import Struct
-from service_parts import ArtifactPool, GatewayProcess, graph, wait_until
+from service_parts import ArtifactPool, GatewayProcess, graph, server_sent_events, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
@@ -114,14 +114,18 @@ class TrainingPool(ArtifactPool):
         self.orders: list[TrainOrder] = []
         self.warmed: list[TrainOrder] = []
         self.nodes = [{"torchrelay_worker": 1.0, "CPU": 64.0, "GPU": 8.0, "memory": float(1 << 40)}]
+        self.free: list[dict[str, float]] | None = None
+        """What its nodes have free; None: all."""
+        self.asked_for_room = 0
         self.cancels = 0
         self.stubborn = False
         """It tells nothing of a cancel."""
         self.silent = False
         """Its drivers do not answer."""
 
-    def node_resources(self) -> list[dict[str, float]]:
-        return self.nodes
+    async def free_resources(self) -> list[dict[str, float]]:
+        self.asked_for_room += 1
+        return self.nodes if self.free is None else self.free
 
     async def train_capture(
         self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]
@@ -265,19 +269,8 @@ def ended(http: httpx2.Client, job: str, *, seconds: float = 60) -> dict[str, An
 
 def events(http: httpx2.Client, job: str, after: int = 0) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """(number, name, data) of each server-sent event."""
-    headers = {"Last-Event-ID": str(after)} if after else {}
-    with http.stream("GET", f"/v1/trains/{job}/events", headers=headers) as response:
-        assert response.status_code == 200, response.read()
-        fields: dict[str, str] = {}
-        for line in response.iter_lines():
-            if line.startswith(":"):
-                continue
-            if line:
-                name, _, value = line.partition(": ")
-                fields[name] = value
-            elif "event" in fields:
-                yield int(fields["id"]), fields["event"], decoding.from_json(fields["data"])
-                fields = {}
+    for number, name, data in server_sent_events(http, f"/v1/trains/{job}/events", str(after or "")):
+        yield int(number), name, data
 
 
 def entries(http: httpx2.Client, job: str, what: str, **query: Any) -> list[NumberedEvent]:

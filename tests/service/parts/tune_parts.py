@@ -21,6 +21,7 @@ from service_parts import (
     TOOLCHAIN,
     ArtifactPool,
     GatewayProcess,
+    server_sent_events,
     wait_until,
 )
 from torchrelay.compiler import decoding
@@ -195,19 +196,7 @@ def results(http: httpx2.Client, job: str) -> list[TuneResult]:
 
 def events(http: httpx2.Client, job: str, after: str = "") -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(id, name, data) of each server-sent event."""
-    headers = {"Last-Event-ID": after} if after else {}
-    with http.stream("GET", f"/v1/tunes/{job}/events", headers=headers) as response:
-        assert response.status_code == 200, response.read()
-        fields: dict[str, str] = {}
-        for line in response.iter_lines():
-            if line.startswith(":"):
-                continue
-            if line:
-                name, _, value = line.partition(": ")
-                fields[name] = value
-            elif "event" in fields:
-                yield fields["id"], fields["event"], decoding.from_json(fields["data"])
-                fields = {}
+    return server_sent_events(http, f"/v1/tunes/{job}/events", after)
 
 
 if __name__ == "__main__":

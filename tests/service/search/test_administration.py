@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
+from command_line import torchrelay, user
 from service_parts import TOKEN, RedisServer, Running
 from torchrelay.clients.jobfiles import tuning_lock
 from torchrelay.compiler import decoding
@@ -128,18 +128,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def command(gateway: Running, tmp_path: Path) -> Command:
-    environment = {
-        **os.environ,
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-    }
-
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "torchrelay.clients.cli", "tune", *map(str, arguments)]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-    return run
+    return partial(torchrelay, "tune", environment=user(tmp_path, gateway.url, TOKEN))
 
 
 def test_a_lock_file_goes_out_is_edited_and_comes_back(

@@ -73,7 +73,6 @@ def test_past_the_limit_the_least_recently_used_go(start_gateway: StartGateway) 
         (PATH.upper().replace("/V1/AUTOTUNES/TRITON", "/v1/autotunes/triton"), FIRST, 422),
         (PATH[:-1], FIRST, 422),
         (PATH, {"key": "KEY"}, 422),
-        (PATH, {**FIRST, "replace": True}, 422),
         (PATH, {**FIRST, "data": 4}, 422),
         (PATH, {**FIRST, "key": "K" * 257}, 422),
         (PATH, {**FIRST, "data": "x" * (ENTRY_LIMIT + 1)}, 422),

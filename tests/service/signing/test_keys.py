@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import pytest
+from command_line import torchrelay, user
 from conftest import StartGateway
 from service_parts import TOKEN, RedisServer, Running, client_of, compiled, graph, post, wait_until
 from torchrelay.clients.artifacts.trust_store import TrustStore
@@ -308,19 +307,10 @@ def test_the_doctor_trusts_what_a_rotation_brought(
 
 
 def test_keys_by_command(gateway: Running, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "COLUMNS": "200",
-    }
+    environment = user(tmp_path, gateway.url, TOKEN)
 
     def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "torchrelay.clients.cli", "keys", *arguments]
-        return subprocess.run(
-            line, env=environment, input=answer, capture_output=True, text=True, timeout=120, check=False
-        )
+        return torchrelay("keys", *arguments, environment=environment, answer=answer)
 
     first = gateway.app.state.gateway.keyring.current
     assert run("rotate", "--overlap", "12h").stdout.startswith("key ")

@@ -18,9 +18,11 @@ from service_parts import wait_until
 from signed import KEY, assembled, manifest_of, taken_apart
 from signer_parts import ADMIN_TOKEN, SIGN_TOKEN, SignerProcess, artifact, sign
 from torchrelay.compiler import decoding
+from torchrelay.compiler.api.trace_context import new_trace
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import key_text
 from torchrelay.compiler.errors import ArtifactError, Forbidden, NotFound, SignatureError, Unavailable
+from torchrelay.service.base.tracing import in_trace
 from torchrelay.service.signing.keyring import Keyring
 from torchrelay.service.signing.messages import RingReply
 from zstd_frames import frame
@@ -271,17 +273,19 @@ def test_the_signer_has_loaded_neither_ray_nor_torch_nor_redis(start_signer: Sta
     assert loaded & {"ray", "torch", "redis", "fastapi", "obstore", "numpy"} == set()
 
 
-def test_its_log_names_what_it_signed_and_no_token(start_signer: StartSigner) -> None:
+def test_its_log_names_what_it_signed_in_whose_trace_and_no_token(start_signer: StartSigner) -> None:
     signer = start_signer()
     remote = signer.keyring()
-    remote.sign(artifact(), key=KEY, namespace="team")
+    trace = new_trace()
+    with in_trace(trace):
+        remote.sign(artifact(), key=KEY, namespace="team")
     remote.rotate(60)
     remote.close()
     assert signer.ended() == 0
     log = signer.log.read_text()
     entries = [decoding.from_json(line) for line in log.splitlines()]
     (signed,) = [entry for entry in entries if entry["event"] == "signed"]
-    assert (signed["key"], signed["namespace"]) == (KEY, "team")
+    assert (signed["key"], signed["namespace"], signed["trace_id"]) == (KEY, "team", trace.trace_id)
     assert "key_rotated" in [entry["event"] for entry in entries]
     assert SIGN_TOKEN not in log and ADMIN_TOKEN not in log
 

@@ -1,4 +1,4 @@
-"""service/storage/redis/connections.py: each gets a connection when it is its turn, and none is lost."""
+"""service/storage/redis/fair_pool.py: each gets a connection when it is its turn, and none is lost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 from service_parts import NEEDS, RedisServer
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.single_flight import Lease, Leases
-from torchrelay.service.storage.redis.connections import FairConnectionPool, connect, reserved_for_leases
+from torchrelay.service.storage.redis.connections import connect
+from torchrelay.service.storage.redis.fair_pool import FairConnectionPool, reserved_for_leases
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 
@@ -109,3 +112,94 @@ def test_connections_for_leases_come_in_turn_and_go_back(redis_server: RedisServ
         await connections.aclose()
 
     asyncio.run(main())
+
+
+def test_scripts_that_are_called_together_share_connections_and_not_each_others_errors(
+    redis_server: RedisServer,
+) -> None:
+    async def main() -> None:
+        redis = connect(ServiceSettings(redis_url=redis_server.url))
+        keys, scripts = Keys("torchrelay:"), Scripts(redis)
+        await redis.set(keys.bucket("broken"), "x")
+        await redis.hset(keys.tokens, mapping={"good": "{}", "broken": "{}"})
+
+        async def ask(name: str) -> Any:
+            arguments = [keys.tokens, keys.bucket(name), keys.namespaces]
+            return await scripts.authenticate(
+                keys=arguments, args=[name, 1e6, 10, "torchrelay:", "default", ""]
+            )
+
+        for _ in range(2):
+            names = ["good"] * 250 + ["broken"] + ["good"] * 250
+            answers = await asyncio.gather(*map(ask, names), return_exceptions=True)
+            assert [isinstance(each, ResponseError) for each in answers] == [n == "broken" for n in names]
+            assert answers[0] == [b"{}", 0]
+            await redis.script_flush()  # as a Redis that was started again
+        assert len(await redis.client_list()) <= 4
+        await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_who_stops_waiting_for_a_script_takes_no_answer_of_the_others_along(
+    redis_server: RedisServer,
+) -> None:
+    async def main() -> None:
+        redis = connect(ServiceSettings(redis_url=redis_server.url))
+        keys, scripts = Keys("torchrelay:"), Scripts(redis)
+        arguments = [keys.tokens, keys.bucket("a"), keys.namespaces]
+        records = [f'{{"n":{n}}}' for n in range(20)]
+        calls = [
+            asyncio.create_task(
+                scripts.authenticate(keys=arguments, args=["a", 0, 10, "torchrelay:", "default", record])
+            )
+            for record in records
+        ]
+        await asyncio.sleep(0)
+        for call in calls[::2]:
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[1::2] == [[record.encode(), 0] for record in records[1::2]]
+        await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_script_that_is_called_when_the_last_answers_came_is_sent(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        redis = connect(ServiceSettings(redis_url=redis_server.url))
+        keys, scripts = Keys("torchrelay:"), Scripts(redis)
+        arguments = [keys.tokens, keys.bucket("a"), keys.namespaces]
+
+        async def one_after_the_other() -> None:
+            for _ in range(300):
+                await scripts.authenticate(keys=arguments, args=["a", 0, 10, "torchrelay:", "default", "{}"])
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one_after_the_other() for _ in range(3)))
+        await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_was_reset_before_a_command_is_an_outage_under_uvloop(
+    settings: dict[str, Any], redis_server: RedisServer
+) -> None:
+    errors: list[str] = []
+
+    async def resets(connection: Any) -> None:
+        connection._writer.transport.abort()
+        await connection.send_command("PING")
+
+    async def main() -> None:
+        with pytest.raises(RedisConnectionError):
+            await pool(redis_server.url, redis_connect_func=resets).get_connection()
+        client = connect(ServiceSettings(**settings), errors.append)
+        await client.ping()
+        (connection,) = client.connection_pool._available_connections
+        connection._writer.transport.abort()  # as by Redis' end; uvloop raises RuntimeError upon a write
+        await client.ping()
+        await client.aclose()
+
+    uvloop.run(main())
+    assert errors == []

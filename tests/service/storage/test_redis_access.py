@@ -8,13 +8,13 @@ import re
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import redis
 import training_parts
@@ -23,19 +23,15 @@ from conftest import StartGateway
 from service_parts import (
     ArtifactPool,
     RedisServer,
-    Running,
-    client_of,
     compiled,
-    follow,
     free_port,
     graph,
     post,
     redis_binary,
     wait_until,
 )
-from torchrelay.compiler.errors import CompileFailed, CompileKilled
 from training_parts import TrainingPool
-from tuning_parts import entries, entry, found, lookup
+from whole_gateway import everything
 
 DEPLOYED = Path(__file__).parents[3] / "deploy" / "redis-users.acl"
 PASSWORD = "a-password-of-the-test"
@@ -68,74 +64,17 @@ def refusals(server: RedisServer) -> list[tuple[Any, Any]]:
     return [(reason, name) for reason, name in log if name not in ("client", "client|setinfo")]
 
 
-def ended(http: httpx2.Client, body: bytes) -> str:
-    """How a compile ended."""
-    *_, (_, stage, _) = follow(http, post(http, body).json()["key"])
-    return stage
-
-
-def everything(running: Running) -> None:
-    """What people, jobs and administrators do with a gateway."""
-    with running.http() as http:
-        assert http.get("/readyz").json()["parts"]["redis"] == "ok"
-        running.pool.questions = [lookup(2), found(entry(2)), lookup(2)]
-        data = compiled(http, graph(1))
-        assert post(http, graph(1)).content == data
-        assert [entries(answer) for answer in running.pool.answers] == [[], [entry(2)], [entry(2)]]
-        compiled(http, graph(2))
-        first, second = running.pool.calls
-        assert post(http, graph(3), wait="cache").status_code == 404
-        missed = post(http, graph(4), finish=0)
-        for path in (
-            f"/v1/explain/{missed.json()['key']}",
-            "/v1/stats",
-            "/metrics",
-            "/v1/cache",
-            f"/v1/cache/{first}",
-            f"/v1/compiles/{first}",
-            "/v1/audit",
-            "/v1/tokens",
-            "/v1/tunings",
-            "/v1/namespaces",
-            "/v1/info",
-        ):
-            assert http.get(path).status_code == 200, path
-        for quota in ({"compiles": 3}, {"bytes": 1 << 30, "compile_seconds": 100}):
-            assert http.patch("/v1/namespaces/red", json=quota).status_code == 200
-        made = http.post("/v1/tokens", json={"name": "x", "roles": ["compile"], "namespace": "red"}).json()
-        with client_of(running.url, made["token"]) as red:
-            assert post(red, graph(1), wait="cache").status_code == 404
-            compiled(red, graph(1))
-            assert red.post("/v1/report", json={"reason": "no_worker"}).status_code == 204
-        assert http.delete(f"/v1/tokens/{made['record']['id']}").status_code == 200
-        winner = f"/v1/autotunes/triton/{'0' * 64}"
-        assert http.put(winner, json={"key": "K", "data": "{}"}).status_code == 200
-        assert http.get(winner).status_code == 200
-        verdict = {"digest": "ab" * 32}
-        assert http.put(f"/v1/jobs/{'0' * 64}/{first}", json=verdict).status_code == 200
-        used = {"scripts": ["1" * 64], "keys": [first]}
-        assert http.post("/v1/prefetch", json=used).status_code in (200, 204)
-        assert http.get(f"/v1/prefetch/{'1' * 64}").status_code == 200
-        running.pool.errors = [CompileFailed("no"), CompileKilled("it died")]
-        assert [ended(http, graph(size)) for size in (7, 8)] == ["failed", "done"]
-        assert http.put(f"/v1/cache/{first}/pin").status_code == 200
-        assert http.delete(f"/v1/cache/{first}/pin").status_code == 200
-        assert http.post("/v1/cache", content=data).json()["outcome"] == "exists"
-        assert http.delete(f"/v1/cache/{second}").status_code == 200
-        assert http.post("/v1/keys/epoch").status_code == 200
-        assert compiled(http, graph(1)) != data
-        assert http.post("/v1/cache/gc").status_code == 200
-
-
 def test_the_deployed_user_may_do_all_that_a_gateway_does(
     guarded: RedisServer, start_gateway: StartGateway
 ) -> None:
-    everything(start_gateway(ArtifactPool(seconds=0.5), redis_url=guarded.url))
+    large = start_gateway(ArtifactPool(seconds=0.5), redis_url=guarded.url)
+    everything(large)
+    large.stop()  # or it would take compiles, and evict nothing
     small = start_gateway(redis_url=guarded.url, cache_limit_bytes=3000)
     with small.http() as http:
         for size in range(20, 24):  # some are evicted
             compiled(http, graph(size))
-        assert http.get("/v1/stats").json()["entries"] < 4
+        wait_until(lambda: http.get("/v1/stats").json()["entries"] < 4, seconds=20)
     assert refusals(guarded) == []
 
 
@@ -156,6 +95,28 @@ def test_the_deployed_user_may_drive_training_jobs(
         # it tidies as it starts
         start_gateway(TrainingPool(tmp_path), redis_url=guarded.url, train_keep_seconds=3600.0)
         wait_until(lambda: not folder.exists() or refusals(guarded) != [], seconds=20)
+    assert refusals(guarded) == []
+
+
+def test_the_user_for_backups_may_back_up_and_restore(
+    guarded: RedisServer, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    gateway = start_gateway(redis_url=guarded.url)
+    with gateway.http() as http:
+        compiled(http, graph())
+        http.post("/v1/tokens", json={"name": "ada", "roles": ["read"]})
+    gateway.stop()
+    options = [
+        *("--redis", guarded.url.replace("torchrelay", "backup")),
+        *("--state", str(gateway.settings.state_dir)),
+    ]
+    for command in ("backup", "restore"):
+        line = [sys.executable, "-m", "torchrelay.service", command, str(tmp_path / "b"), *options]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        if command == "backup":
+            with guarded.client() as client:
+                client.flushall()
     assert refusals(guarded) == []
 
 

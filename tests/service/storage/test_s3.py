@@ -112,6 +112,9 @@ def test_an_artifact_in_many_parts_comes_back_whole(start_gateway: StartGateway,
         data = compiled(http, graph())
         assert len(data) > 13 << 20
         assert post(http, graph()).content == data
+        assert http.delete(f"/v1/cache/{running.pool.calls[0]}").status_code == 200
+        assert http.post("/v1/cache", content=data).json()["outcome"] == "imported"
+        assert post(http, graph()).content == data
 
 
 def test_eviction_and_sweep_leave_nothing_in_s3_that_is_not_offered(

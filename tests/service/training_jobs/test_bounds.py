@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,6 @@ from training_parts import (
 )
 
 StartGateway = Callable[..., Running]
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> TrainingPool:
-    (tmp_path / "driver").mkdir()
-    return TrainingPool(tmp_path / "driver")
-
-
-@pytest.fixture
-def gateway(start_gateway: StartGateway, pool: TrainingPool) -> Running:
-    return start_gateway(pool)
-
-
-@pytest.fixture
-def http(gateway: Running) -> Iterator[httpx2.Client]:
-    with gateway.http() as client:
-        yield client
 
 
 def refused(http: httpx2.Client, **fields: Any) -> tuple[str, str]:
@@ -189,10 +172,10 @@ def test_folders_of_jobs_that_are_done_go_and_those_of_all_others_stay(
         wait_until(lambda: shown(http, runs)["state"] == "starting", seconds=20)
         with redis_server.client() as redis:
             redis.hset("torchrelay:installation", "since", 0)
-        unasked = start_gateway(TrainingPool(pool.folder))  # it looks as it starts
-        unasked.stop()
-        assert all(root.exists() for root in roots), "nobody said how long they stay"
-        start_gateway(TrainingPool(pool.folder), train_keep_seconds=3600.0)
+        unlimited = start_gateway(TrainingPool(pool.folder), train_keep_seconds=0)  # it looks as it starts
+        unlimited.stop()
+        assert all(root.exists() for root in roots)
+        start_gateway(TrainingPool(pool.folder))
         wait_until(lambda: not roots[0].exists(), seconds=20)
         assert all(root.exists() for root in roots[1:])
         http.post(f"/v1/trains/{runs}/cancel")
@@ -214,10 +197,12 @@ def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
             os.utime(path, (1, 1))
         redis.hset("torchrelay:installation", "since", 0)
         marks = "torchrelay:train_orphans"
+        redis.delete("torchrelay:swept")  # as when that expires
         start_gateway(TrainingPool(pool.folder))  # it looks as it starts
         wait_until(lambda: redis.zcard(marks) == 2, seconds=20)
         assert len(list(folder.iterdir())) == 3
         redis.zadd(marks, dict.fromkeys(redis.zrange(marks, 0, -1), 1))
+        redis.delete("torchrelay:swept")
         start_gateway(TrainingPool(pool.folder))
         wait_until(lambda: len(list(folder.iterdir())) == 1, seconds=20)
         assert http.get(f"{url}/a").content == b"3" * 10

@@ -8,12 +8,12 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import COMMAND, torchrelay, user
 from service_parts import TOKEN, Running, registered, wait_until
 from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
 from torchrelay.clients.settings import load_settings
@@ -24,17 +24,6 @@ from torchrelay.compiler.errors import NotFound, RelayError
 from training_parts import STEPS, TrainingPool, story
 
 StartGateway = Callable[..., Running]
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> TrainingPool:
-    (tmp_path / "driver").mkdir()
-    return TrainingPool(tmp_path / "driver")
-
-
-@pytest.fixture
-def gateway(start_gateway: StartGateway, pool: TrainingPool) -> Running:
-    return start_gateway(pool)
 
 
 @pytest.fixture
@@ -53,32 +42,15 @@ def work(tmp_path: Path) -> Path:
 
 
 def train(gateway: Running, folder: Path, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
-    told = {"TORCHRELAY_URL": gateway.url, "TORCHRELAY_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(folder / "none")}
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", "train", *words],
-        env={**kept, **told, "COLUMNS": "300"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+    environment = user(folder / "none", gateway.url, TOKEN, COLUMNS="300")
+    return torchrelay("train", *words, environment=environment, folder=folder, status=status)
 
 
 def on_a_terminal(gateway: Running, folder: Path, *words: str) -> tuple[int, str]:
     """Exit status, and what a terminal of 100 columns was sent."""
     ours, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
-    environment |= {
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "TERM": "xterm",
-        "COLUMNS": "100",
-    }
-    command = [sys.executable, "-m", "torchrelay.clients.cli", "train", *words]
+    environment = user(folder / "none", gateway.url, TOKEN, TERM="xterm", COLUMNS="100")
+    command = [*COMMAND, "train", *words]
     with subprocess.Popen(
         command, env=environment, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:
@@ -138,8 +110,8 @@ def test_on_a_terminal_the_last_line_says_how_the_job_is(
 
 def test_ctrl_c_leaves_the_job_running(gateway: Running, pool: TrainingPool, work: Path) -> None:
     pool.pace = 1.0
-    environment = os.environ | {"TORCHRELAY_URL": gateway.url, "TORCHRELAY_TOKEN": TOKEN}
-    command = [sys.executable, "-m", "torchrelay.clients.cli", "train", "job.yaml", "--no-capture"]
+    environment = user(work / "none", gateway.url, TOKEN)
+    command = [*COMMAND, "train", "job.yaml", "--no-capture"]
     with subprocess.Popen(
         command, env=environment, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

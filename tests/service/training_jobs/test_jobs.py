@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -37,23 +36,6 @@ from training_parts import (
 )
 
 StartGateway = Callable[..., Running]
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> TrainingPool:
-    (tmp_path / "driver").mkdir()
-    return TrainingPool(tmp_path / "driver")
-
-
-@pytest.fixture
-def gateway(start_gateway: StartGateway, pool: TrainingPool) -> Running:
-    return start_gateway(pool)
-
-
-@pytest.fixture
-def http(gateway: Running) -> Iterator[httpx2.Client]:
-    with gateway.http() as client:
-        yield client
 
 
 # --- a job's way -----------------------------------------------------------------------------------------

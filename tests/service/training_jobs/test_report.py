@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from command_line import torchrelay, user
 from service_parts import TOKEN, Running, wait_until
 from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
 from torchrelay.clients.reports.profiling.summary import ProfiledStep, ProfileSummary
@@ -56,30 +57,9 @@ def summary(rank: int) -> bytes:
     )
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> TrainingPool:
-    (tmp_path / "driver").mkdir()
-    return TrainingPool(tmp_path / "driver")
-
-
-@pytest.fixture
-def gateway(start_gateway: StartGateway, pool: TrainingPool) -> Running:
-    return start_gateway(pool)
-
-
-def train(gateway: Running, folder: Path, *words: str, status: int = 0) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
-    told = {"TORCHRELAY_URL": gateway.url, "TORCHRELAY_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(folder / "none")}
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", "train", *words],
-        env={**kept, **told, "COLUMNS": "300"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
+def output(gateway: Running, folder: Path, *words: str, status: int = 0) -> str:
+    environment = user(folder / "none", gateway.url, TOKEN, COLUMNS="300")
+    done = torchrelay("train", *words, environment=environment, folder=folder, status=status)
     return done.stdout + done.stderr
 
 
@@ -87,7 +67,7 @@ def test_a_job_with_a_profile_becomes_a_page_and_its_traces(
     gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
-    train(gateway, tmp_path, "train.py", "--workers", "2", "--name", "gpt")
+    output(gateway, tmp_path, "train.py", "--workers", "2", "--name", "gpt")
     with TrainingJobsClient(load_settings(url=gateway.url, token=TOKEN)) as trains:
         job = trains.find("gpt").id
     monkeypatch.setenv("TORCHRELAY_URL", gateway.url)
@@ -102,7 +82,7 @@ def test_a_job_with_a_profile_becomes_a_page_and_its_traces(
         (tmp_path / name).write_bytes(data)
         keep(f"profile/{name}", tmp_path / name)
 
-    told = train(gateway, tmp_path, "report", "gpt", "-o", "out")
+    told = output(gateway, tmp_path, "report", "gpt", "-o", "out")
     assert "profile/rank-2.summary.json is no profile's summary" in told
     assert "Communication that nothing hides takes 30% of the time" in told
     assert f"done, step {STEPS - 1}: out/index.html" in told
@@ -124,11 +104,11 @@ def test_a_job_with_a_profile_becomes_a_page_and_its_traces(
     ):
         assert text in page, text
 
-    train(gateway, tmp_path, "report", job, "-o", "bare", "--no-traces")
+    output(gateway, tmp_path, "report", job, "-o", "bare", "--no-traces")
     assert [path.name for path in (tmp_path / "bare").iterdir()] == ["index.html"]
-    assert "there is no training job nobody" in train(gateway, tmp_path, "report", "nobody", status=1)
+    assert "there is no training job nobody" in output(gateway, tmp_path, "report", "nobody", status=1)
     (tmp_path / "file").touch()
-    assert "cannot be written" in train(gateway, tmp_path, "report", "gpt", "-o", "file/x", status=2)
+    assert "cannot be written" in output(gateway, tmp_path, "report", "gpt", "-o", "file/x", status=2)
 
 
 def test_a_job_that_still_runs_has_a_page_of_what_it_has_told(
@@ -136,11 +116,11 @@ def test_a_job_that_still_runs_has_a_page_of_what_it_has_told(
 ) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
     pool.pace = 0.5
-    job = train(gateway, tmp_path, "train.py", "--workers", "2", "--no-capture", "--detach").strip()
+    job = output(gateway, tmp_path, "train.py", "--workers", "2", "--no-capture", "--detach").strip()
     with TrainingJobsClient(load_settings(url=gateway.url, token=TOKEN)) as trains:
         wait_until(lambda: bool(list(trains.metrics(job))), seconds=60)
         pool.pace = 60.0
-        assert "running, step" in train(gateway, tmp_path, "report", job, "-o", "out")
+        assert "running, step" in output(gateway, tmp_path, "report", job, "-o", "out")
         pool.pace = 0.0
         trains.cancel(job)
     page = (tmp_path / "out" / "index.html").read_text()
@@ -151,7 +131,7 @@ def test_what_a_rank_s_script_wrote_is_among_the_job_s_files(gateway: Running, t
     work = tmp_path / "work"
     work.mkdir()
     (work / "train.py").write_text("print('hello')\n")
-    job = train(gateway, work, "train.py", "--detach").split()[-1]
+    job = output(gateway, work, "train.py", "--detach").split()[-1]
     (work / "train.py").write_text(
         "import os, pathlib\npathlib.Path('out').mkdir()\npathlib.Path('out/a b.txt').touch()\n"
         "pathlib.Path('out/model.pt').write_bytes(b'weights')\nos.chdir('/')\nraise SystemExit(4)\n"
@@ -180,8 +160,8 @@ def test_what_became_of_a_long_job_is_told_from_its_beginning(
     monkeypatch.setattr(trains_of_service, "EVENTS_OF_ENDED", 10)
     (tmp_path / "train.py").write_text("print('hello')\n")
     pool.steps = 300
-    job = train(gateway, tmp_path, "train.py", "--workers", "2", "--detach").strip()
-    train(gateway, tmp_path, "logs", "-f", job)
+    job = output(gateway, tmp_path, "train.py", "--workers", "2", "--detach").strip()
+    output(gateway, tmp_path, "logs", "-f", job)
     with TrainingJobsClient(load_settings(url=gateway.url, token=TOKEN)) as trains:
         followed = [type(news.event) for news in trains.follow(job)]
         assert FirstStep not in followed and len(followed) < 300  # of two messages a step
@@ -194,5 +174,5 @@ def test_what_became_of_a_long_job_is_told_from_its_beginning(
         type(each) for each in told
     }
     assert not any(isinstance(each, StepMetrics | LogLines) for each in told)
-    train(gateway, tmp_path, "report", job, "-o", "out")
+    output(gateway, tmp_path, "report", job, "-o", "out")
     assert "<td>first</td><td>2</td>" in (tmp_path / "out" / "index.html").read_text()  # ranks' first steps

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
+from command_line import torchrelay, user
 from service_parts import TOKEN, Running, graph
 from torchrelay.clients.jobfiles import captured_graphs
 from tune_parts import (
@@ -20,22 +20,6 @@ from tune_parts import (
 )
 
 StartGateway = Callable[..., Running]
-
-
-@pytest.fixture
-def pool() -> SearchingPool:
-    return SearchingPool()
-
-
-@pytest.fixture
-def gateway(start_gateway: StartGateway, pool: SearchingPool) -> Running:
-    return start_gateway(pool)
-
-
-@pytest.fixture
-def http(gateway: Running) -> Iterator[httpx2.Client]:
-    with gateway.http() as client:
-        yield client
 
 
 JOB = """\
@@ -52,27 +36,9 @@ operators:
 
 @pytest.fixture
 def command(gateway: Running, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    environment = {
-        **os.environ,
-        "XDG_CONFIG_HOME": str(tmp_path),
-        "TORCHRELAY_URL": gateway.url,
-        "TORCHRELAY_TOKEN": TOKEN,
-        "COLUMNS": "40",
-    }
     (tmp_path / "job.yaml").write_text(JOB)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "torchrelay.clients.cli", "tune", *arguments],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
+    environment = user(tmp_path, gateway.url, TOKEN, COLUMNS="40")
+    return partial(torchrelay, "tune", environment=environment, folder=tmp_path)
 
 
 def test_the_commands(

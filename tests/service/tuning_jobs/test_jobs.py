@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -35,22 +35,6 @@ from tuning_parts import PLACE, entry, found, problem
 
 StartGateway = Callable[..., Running]
 GRAPH = {"Content-Type": codec.GRAPH_MEDIA_TYPE}
-
-
-@pytest.fixture
-def pool() -> SearchingPool:
-    return SearchingPool()
-
-
-@pytest.fixture
-def gateway(start_gateway: StartGateway, pool: SearchingPool) -> Running:
-    return start_gateway(pool)
-
-
-@pytest.fixture
-def http(gateway: Running) -> Iterator[httpx2.Client]:
-    with gateway.http() as client:
-        yield client
 
 
 def refused(http: httpx2.Client, *items: Any, **fields: Any) -> tuple[str, str]:

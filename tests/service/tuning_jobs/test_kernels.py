@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-import source_parts
+import request_parts
 from service_parts import TARGET, TOOLCHAIN, Running, registered
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning import kernels
@@ -20,14 +20,16 @@ from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Timin
 from tune_parts import SearchingPool, begin, begun, ended, job, results, states
 
 StartGateway = Callable[..., Running]
-PLACE = DeviceEnvironment(source_parts.GPU.name, source_parts.GPU.capability, "580", TOOLCHAIN.torch, "", "")
+PLACE = DeviceEnvironment(
+    request_parts.GPU.name, request_parts.GPU.capability, "580", TOOLCHAIN.torch, "", ""
+)
 CONFIGS = [schema.KernelConfig([("BLOCK", block)], 4, 3, 1, None) for block in (64, 128)]
 
 
 @pytest.fixture
 def pool() -> SearchingPool:
     made = SearchingPool()
-    made.target = source_parts.GPU
+    made.target = request_parts.GPU
     made.searchers.up = dict.fromkeys(made.searchers.up, PLACE)
     return made
 
@@ -40,7 +42,7 @@ def http(start_gateway: StartGateway, pool: SearchingPool) -> Iterator[httpx2.Cl
 
 def kernel(size: int = 1000, dtype: str = "float32", factor: int = 2) -> kernels.KernelSpec:
     return kernels.KernelSpec(
-        source=msgspec.structs.replace(source_parts.kernel(factor), configs=CONFIGS),
+        source=msgspec.structs.replace(request_parts.kernel(factor), configs=CONFIGS),
         grids=[(-(-size // 64), 1, 1), (-(-size // 128), 1, 1)],
         tensors=[("x_ptr", Operand(dtype, (size,), (1,)))],
         constants=[],
@@ -84,7 +86,7 @@ def test_a_kernel_is_compiled_for_the_jobs_device_and_told_with_all_timings(
     told = http.get(f"/v1/tunes/{name}").json()["progress"][0]
     assert (told["line"], told["text"]) == (7, "kernels:scale")
     assert told["detail"].startswith("BLOCK=64 num_warps=4 num_stages=3")
-    request = kernels.request(kernel(), TOOLCHAIN, source_parts.GPU)
+    request = kernels.request(kernel(), TOOLCHAIN, request_parts.GPU)
     made = keys.key_of(request)
     assert pool.calls == [made]
     (found,) = (each for each in results(http, name) if not each.ceiling)
@@ -134,8 +136,8 @@ def test_a_host_with_a_gpu_and_workers_for_its_cpu_is_asked_for_its_gpu(
     registered(http, pool)
     pool.questions = [msgspec.msgpack.encode(measured(kernel()))]
     name = begun(http, item())
-    assert ended(http, name)["target"]["name"] == source_parts.GPU.name
-    pool.others = [TARGET, msgspec.structs.replace(source_parts.GPU, name="NVIDIA A100")]
+    assert ended(http, name)["target"]["name"] == request_parts.GPU.name
+    pool.others = [TARGET, msgspec.structs.replace(request_parts.GPU, name="NVIDIA A100")]
     registered(http, pool)
     code, message = refused(http, item())
     assert code == "bad_tune_job" and message.endswith(
@@ -146,7 +148,7 @@ def test_a_host_with_a_gpu_and_workers_for_its_cpu_is_asked_for_its_gpu(
 def test_a_job_does_not_go_to_a_cpu_because_the_gpu_has_not_started_yet(
     http: httpx2.Client, pool: SearchingPool
 ) -> None:
-    pool.target, pool.starting, pool.starts = TARGET, ["c"], source_parts.GPU
+    pool.target, pool.starting, pool.starts = TARGET, ["c"], request_parts.GPU
     registered(http, pool)
     assert refused(http, item(), threads=2) == ("unavailable", "no worker with a GPU has started yet")
     assert int(begin(http, job(item(), threads=2)).headers["retry-after"]) == 15
@@ -196,7 +198,7 @@ def test_a_job_for_a_cpu_holds_no_kernels(start_gateway: StartGateway) -> None:
 def test_a_dtype_that_the_device_lacks_is_refused_with_the_line(
     http: httpx2.Client, pool: SearchingPool
 ) -> None:
-    pool.target = msgspec.structs.replace(source_parts.GPU, name="NVIDIA A100", capability="8.0")
+    pool.target = msgspec.structs.replace(request_parts.GPU, name="NVIDIA A100", capability="8.0")
     registered(http, pool)
     code, message = refused(http, item(dtype="float8_e4m3fn"))
     assert code == "bad_tune_job"

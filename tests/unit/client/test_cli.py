@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,9 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import command_line
+import msgspec
 import pytest
 import torchrelay
+from torchrelay.clients import cli
 from torchrelay.clients.commands.diagnostics import checks
+from torchrelay.clients.reports.run_report import RUN_FILE, GraphRecord, RunRecord, UntunedRun
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.request import codec, schema
 
@@ -27,14 +32,12 @@ STATS |= {"seconds_saved": 1234.5, "fallbacks": {"no_worker": 2}}
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
-    folders = {name: str(tmp_path / name) for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
-    return {**kept, **folders, "COLUMNS": "200"}
+    folders = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME")}
+    return command_line.user(tmp_path / "XDG_CONFIG_HOME", **folders)
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torchrelay.clients.cli", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return command_line.torchrelay(*arguments, environment=environment)
 
 
 @pytest.fixture
@@ -73,6 +76,31 @@ def gateway(environment: dict[str, str]) -> Iterator[dict[str, tuple[int, Any]]]
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def test_explain_says_which_versions_of_a_graph_ran(
+    environment: dict[str, str], gateway: dict[str, tuple[int, Any]]
+) -> None:
+    untuned = UntunedRun(key="e" * 64, outcome="hit", seconds=1.5)
+    plain = GraphRecord(key="a" * 64, outcome="miss", seconds=9.0, nodes=3, eager_calls=1200)
+    waits = msgspec.structs.replace(plain, outcome="background", untuned=untuned)
+    tuned = msgspec.structs.replace(plain, untuned=msgspec.structs.replace(untuned, calls=34))
+    stays = msgspec.structs.replace(
+        plain, outcome="untuned", reason="tuning_unknown", eager_calls=0, untuned=untuned
+    )
+    folder = Path(environment["XDG_STATE_HOME"]) / "torchrelay"
+    folder.mkdir(parents=True)
+    record = RunRecord(program="train.py", pid=7, ended=1.0, graphs=(plain, waits, tuned, stays))
+    (folder / RUN_FILE).write_bytes(msgspec.json.encode(record))
+    told = run(environment, "explain")
+    assert told.returncode == 0, told.stderr
+    for line in (
+        "miss; 1,200 calls eagerly ",
+        "miss, the search did not end before; 1,200 calls eagerly, without a search from 1.50 s on ",
+        "miss; 1,200 calls eagerly, 34 calls without a search from 1.50 s on ",
+        "compiled without a search: tuning_unknown; without a search from 1.50 s on ",
+    ):
+        assert line in told.stdout, told.stdout
 
 
 def test_the_version_is_printed(environment: dict[str, str]) -> None:
@@ -287,3 +315,17 @@ def test_without_the_cli_extra_the_command_says_what_to_install(environment: dic
     assert done.returncode == 1
     assert "pip install 'torchrelay[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "ray", "redis"])
+def test_up_without_a_part_of_the_server_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    monkeypatch.setattr(sys, "argv", ["torchrelay", "up"])
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it starts a service that cannot run"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert f"this command needs {missing}. Run `pip install 'torchrelay[server]'`" in capsys.readouterr().err

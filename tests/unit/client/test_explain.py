@@ -10,16 +10,11 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 import strategies
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from msgspec.structs import replace
+from request_parts import AMBIENT, request_of
 from torchrelay.compiler.request import key, key_diff, schema
 from torchrelay.compiler.tuning import records
-
-RANDOM = settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
 
 
 def tensor(*shape: schema.Size, **more: Any) -> schema.TensorInput:
@@ -42,10 +37,9 @@ NODES = [
     schema.Node("output", "", [schema.TupleArg([schema.Ref(3)])]),
 ]
 
-REQUEST = schema.GraphRequest(
-    schema=schema.SCHEMA,
-    graph=schema.Graph(NODES),
-    inputs=[
+REQUEST = request_of(
+    NODES,
+    [
         tensor(8, 1024),
         tensor(1024, 1024, is_parameter=True),
         schema.SymIntInput("s0"),
@@ -54,21 +48,7 @@ REQUEST = schema.GraphRequest(
     symbols=[schema.Symbol("s0", 8, 2, None)],
     relations=["Eq(Mod(s0, 2), 0)"],
     constants=[schema.Constant("float32", [1], "cpu", b"\0\0\0\0")],
-    ambient=schema.Ambient(
-        grad=True,
-        inference=False,
-        autocast=[],
-        default_dtype="float32",
-        matmul_precision="highest",
-        deterministic=False,
-        deterministic_warn_only=False,
-        fill_uninitialized=True,
-        threads=2,
-        flags=[("sdp.math", True)],
-    ),
-    mode="default",
-    options=[],
-    aot_options=[],
+    ambient=msgspec.structs.replace(AMBIENT, threads=2, flags=[("sdp.math", True)]),
     toolchain=schema.Toolchain(python="cp311", torch="2.12.1", triton="", cuda="", platform="linux-x86_64"),
     target=schema.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2", "fma"]),
 )
@@ -244,7 +224,7 @@ def test_the_same_program_on_another_batch_is_nearer_than_another_program() -> N
 
 
 @given(strategies.pinned_requests(), strategies.pinned_requests())
-@RANDOM
+@strategies.RANDOM
 def test_requests_of_unlike_components_differ_in_words_and_the_same_distance_both_ways(
     one: schema.GraphRequest, other: schema.GraphRequest
 ) -> None:
@@ -282,7 +262,7 @@ foreign = st.dictionaries(
 
 
 @given(foreign, foreign)
-@settings(RANDOM, max_examples=400)
+@settings(strategies.RANDOM, max_examples=400)
 def test_components_that_nobody_wrote_are_compared_all_the_same(
     one: dict[str, str], other: dict[str, str]
 ) -> None:

@@ -143,6 +143,21 @@ def test_another_key_than_the_clients_is_a_mismatch(server: Server, gateway: Gat
         compile_graph(gateway)
 
 
+@pytest.mark.parametrize("stated", ["0", "none"])
+def test_a_gateway_that_is_too_old_is_named(server: Server, gateway: GatewayClient, stated: str) -> None:
+    server.routes["POST /v1/compile"] = answer(200, b"artifact", Torchrelay_Protocol=stated)
+    with pytest.raises(errors.ProtocolMismatch, match=server.url):
+        compile_graph(gateway)
+
+
+@pytest.mark.parametrize("stated", [{}, {"Torchrelay_Protocol": "1"}, {"Torchrelay_Protocol": "9"}])
+def test_an_older_gateway_and_a_newer_one_are_used(
+    server: Server, gateway: GatewayClient, stated: dict[str, str]
+) -> None:
+    server.routes["POST /v1/compile"] = answer(200, b"artifact", **stated)
+    assert compile_graph(gateway).data == b"artifact"
+
+
 # --- errors the service answers --------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from request_parts import GPU, request_of
 from torchrelay.clients.artifacts.programs import process_programs
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
@@ -20,33 +21,7 @@ FRAME = FrameName("module", "function", "0" * 64, False, None)
 
 
 def request(*inputs: schema.Input) -> bytes:
-    return msgspec.msgpack.encode(
-        schema.GraphRequest(
-            schema=schema.SCHEMA,
-            graph=schema.Graph([]),
-            inputs=list(inputs),
-            symbols=[],
-            relations=[],
-            constants=[],
-            ambient=schema.Ambient(
-                grad=True,
-                inference=False,
-                autocast=[],
-                default_dtype="float32",
-                matmul_precision="highest",
-                deterministic=False,
-                deterministic_warn_only=False,
-                fill_uninitialized=True,
-                threads=2,
-                flags=[],
-            ),
-            mode="default",
-            options=[],
-            aot_options=[],
-            toolchain=schema.Toolchain("cp311", "2.13.0", "", "", "linux-x86_64"),
-            target=schema.Target(kind="cuda", name="", capability="", units=0, cpu=["avx2"]),
-        )
-    )
+    return msgspec.msgpack.encode(request_of([], inputs, target=GPU))
 
 
 INPUT = schema.TensorInput(shape=[2], stride=[1], dtype="float32", device="cuda", requires_grad=True)

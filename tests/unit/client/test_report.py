@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import torchrelay
-from torchrelay.clients.reports.run_report import STAGES, FallbackWarning, RunReport, last_run
+from msgspec.structs import replace
+from torchrelay.clients.reports.run_report import (
+    STAGES,
+    FallbackWarning,
+    GraphRecord,
+    RunReport,
+    UntunedRun,
+    last_run,
+)
 from torchrelay.compiler.errors import (
     ClientError,
     CompileTimeout,
@@ -45,16 +53,35 @@ def test_each_outcome_counts_in_its_own_place() -> None:
 
 def test_a_graph_that_runs_eagerly_is_listed_last_until_it_is_served() -> None:
     run = RunReport()
-    first, second = (run.begin_background(key=digit * 64, nodes=3) for digit in "ab")
+    first, second = (
+        run.background(GraphRecord(key=digit * 64, outcome="background", seconds=0.0, nodes=3))
+        for digit in "ab"
+    )
     run.record("hit")
     found = run.snapshot()
     assert [graph.outcome for graph in found.graphs] == ["hit", "background", "background"]
     assert (found.background, found.misses) == (2, 0)
-    run.end_background(first)
-    run.record("miss", key="a" * 64, seconds=2.5, nodes=3, eager_calls=7)
+    run.end_background(first, replace(first, outcome="miss", seconds=2.5, eager_calls=7))
     found = run.snapshot()
     assert (found.background, found.misses, found.graphs[1].eager_calls) == (1, 1, 7)
     assert found.graphs[2] is second
+
+
+def test_a_graph_that_runs_without_its_search_counts_until_the_tuned_one_takes_over() -> None:
+    run = RunReport()
+    listed = [
+        run.background(GraphRecord(key=digit * 64, outcome="background", seconds=0.0, nodes=3))
+        for digit in "ab"
+    ]
+    untuned = UntunedRun(key="c" * 64, outcome="hit", seconds=1.5)
+    listed = [run.background(replace(each, eager_calls=2, untuned=untuned), each) for each in listed]
+    found = run.snapshot()
+    assert (found.background, found.untuned, found.hits, len(found.graphs)) == (2, 2, 0, 2)
+    run.end_background(listed[0], replace(listed[0], outcome="miss", untuned=replace(untuned, calls=5)))
+    run.end_background(listed[1], replace(listed[1], outcome="untuned", reason="tuning_unknown"))
+    found = run.snapshot()
+    assert (found.background, found.untuned, found.misses, found.fallbacks) == (0, 1, 1, {})
+    assert [graph.untuned and graph.untuned.calls for graph in found.graphs] == [5, None]
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
@@ -168,7 +195,7 @@ def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert (found["hits"], found["misses"]) == (0, 1)
     (graph,) = found["graphs"]
-    assert graph.pop("eager_calls") == 0
+    assert (graph.pop("eager_calls"), graph.pop("untuned")) == (0, None)
     assert graph == {"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}
 
 

@@ -3,23 +3,15 @@ tests/e2e/trainers."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import torchrelay, user
 
 
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHRELAY_", "XDG_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "torchrelay.clients.cli", "run", *arguments],
-        env={**kept, "XDG_CONFIG_HOME": str(folder), "COLUMNS": "200", **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    return torchrelay("run", *arguments, environment=user(folder, **variables), folder=folder)
 
 
 @pytest.mark.parametrize("program", [["program.py"], ["-m", "program"]])

@@ -48,7 +48,7 @@ def test_a_graph_is_named_by_its_key_and_says_what_became_of_it(tmp_path: Path) 
     run = RunReport()
     run._trace = StartTrace()
     run.record("miss", key="ab" * 32, began=time.perf_counter() - 0.25, nodes=7)
-    run.record("hit", key="cd" * 32, seconds=99.0, nodes=8, eager_calls=3)
+    run.record("hit", key="cd" * 32, seconds=99.0, nodes=8)
     by_name = {each["name"]: each for each in written(run._trace, tmp_path)}
     graph, moment = by_name["graph abababababab"], by_name["graph cdcdcdcdcdcd"]
     assert graph["dur"] >= 0.25e6

@@ -101,7 +101,6 @@ def test_a_key_names_library_version_and_the_whole_environment(
         (answer(413), "limit_exceeded"),
         (answer(500), "service"),
         (answer(200, b'{"key": "KEY"'), "schema_mismatch"),
-        (as_json(200, {**ENTRY, "more": 1}), "schema_mismatch"),
         (as_json(200, {**ENTRY, "data": {"num_warps": 4}}), "schema_mismatch"),
         (as_json(200, {**ENTRY, "key": "OTHER"}), "schema_mismatch"),
         (as_json(200, {**ENTRY, "data": "x" * (ENTRY_LIMIT + 1)}), "schema_mismatch"),

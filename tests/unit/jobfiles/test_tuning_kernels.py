@@ -280,7 +280,6 @@ def test_a_kernels_request_passes_the_gate() -> None:
     request = kernels.request(kernel(), TOOLCHAIN, GPU)
     check_request(request, codec.Limits())
     assert codec.unpack_request(codec.pack_request(request)) == request
-    assert codec.holds_source(codec.encode_request(request))
     assert request.mode == "max-autotune-no-cudagraphs"
 
 

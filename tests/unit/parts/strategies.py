@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+from hypothesis import HealthCheck, settings
 from torchrelay.compiler.request import allowed_names, schema, tuning_pins
 from torchrelay.compiler.request.operator_table import table
 from torchrelay.compiler.tuning import records
@@ -16,6 +17,12 @@ from torchrelay.compiler.tuning import records
 TORCH = importlib.metadata.version("torch")
 """The installed one: what is made here is also decoded to its functions."""
 OPS = table.load(TORCH)
+RANDOM = settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+"""For what is as large as a request."""
 
 # FX writes these as signs with two operands, so they get two.
 OPERATORS = ["_operator.add", "_operator.mul", "_operator.getitem", "_operator.lt"]

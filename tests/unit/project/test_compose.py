@@ -48,25 +48,43 @@ def test_it_has_the_parts_and_each_says_how_it_is(compose):
         "ray-head",
         "signer",
         "gateway",
+        "edge",
         "dispatcher",
         "worker-cpu",
+        "worker-train",
         "worker-gpu",
     }
     assert [name for name, service in services.items() if "healthcheck" not in service] == []
     assert services["worker-gpu"]["profiles"] == ["gpu"]
+    assert services["worker-train"]["profiles"] == ["train"]
+    assert services["edge"]["profiles"] == ["edge"]
     device = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"][0]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
-def test_only_the_gateway_is_published_and_nodes_reach_neither_redis_nor_the_signer(compose):
+def test_only_gateway_and_edge_are_published_and_nodes_reach_neither_redis_nor_the_signer(compose):
     services = compose["services"]
-    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway", "edge"]
+    assert services["edge"]["networks"] == ["outside"]
     assert services["gateway"]["ports"] == ["${TORCHRELAY_BIND:-127.0.0.1:8642}:8642"]
     assert compose["networks"]["inside"]["internal"] is True
     for name in ("redis", "signer"):
         assert services[name]["networks"] == ["inside"]
-    for name in ("ray-head", "worker-cpu", "worker-gpu"):
+    for name in ("ray-head", "worker-cpu"):
         assert services[name]["networks"] == ["nodes"]
+
+
+def test_only_nodes_that_may_run_training_jobs_have_a_way_out(compose):
+    services = compose["services"]
+    ways_out = {name for name, network in compose["networks"].items() if not network.get("internal")}
+    assert ways_out == {"outside"}
+    assert {name for name, service in services.items() if "outside" in service["networks"]} == {
+        "gateway",
+        "edge",
+        "worker-train",
+        "worker-gpu",
+    }
+    assert "--no-train" in services["worker-cpu"]["command"]
 
 
 def test_each_secret_is_only_where_it_is_needed(compose):
@@ -80,7 +98,7 @@ def test_each_secret_is_only_where_it_is_needed(compose):
     assert holders == {
         "TORCHRELAY_OWNER_TOKEN": {"gateway"},
         "TORCHRELAY_REDIS_PASSWORD": {"redis", "gateway", "dispatcher"},
-        "TORCHRELAY_RAY_TOKEN": {"ray-head", "dispatcher", "worker-cpu", "worker-gpu"},
+        "TORCHRELAY_RAY_TOKEN": {"ray-head", "dispatcher", "worker-cpu", "worker-train", "worker-gpu"},
         "TORCHRELAY_SIGNER_TOKEN": {"signer", "dispatcher"},
         "TORCHRELAY_SIGNER_ADMIN_TOKEN": {"signer", "gateway"},
     }
@@ -121,8 +139,21 @@ def test_redis_asks_for_a_password_and_keeps_its_data(compose):
 
 def test_ray_asks_for_a_token_on_every_node(compose):
     services = compose["services"]
-    for name in ("ray-head", "worker-cpu", "worker-gpu"):
+    for name in ("ray-head", "worker-cpu", "worker-train", "worker-gpu"):
         assert services[name]["environment"]["RAY_AUTH_MODE"] == "token"
+
+
+def test_the_edge_stores_in_memory_what_its_configuration_names(compose):
+    edge = compose["services"]["edge"]
+    (volume,) = edge["volumes"]
+    source, target, mode = volume.split(":")
+    config = (ROOT / source).read_text()
+    assert target in edge["command"] and mode == "ro"
+    (memory,) = edge["tmpfs"]
+    written = re.findall(r" (/\w\S+?)[;\s]", re.sub("#.*", "", config))
+    assert len(written) == 7 and all(path.startswith(f"{memory.partition(':')[0]}/") for path in written)
+    assert edge["ports"] == ["${TORCHRELAY_EDGE_BIND:-127.0.0.1:8640}:8640"]
+    assert "listen 8640 " in config and "server gateway:8642 " in config
 
 
 def test_every_build_target_exists_and_the_dockerfile_copies_only_what_is_there(compose):
@@ -145,10 +176,10 @@ def test_workers_can_isolate_their_compiles_and_keep_files_where_the_dispatcher_
     port = services["gateway"]["command"][services["gateway"]["command"].index("--port") + 1]
     assert settings["TORCHRELAY_SERVICE_TRAIN_URL"] == f"http://gateway:{port}"
     stages = re.split(r"^FROM ", DOCKERFILE.read_text(), flags=re.MULTILINE)
-    for name in ("worker-cpu", "worker-gpu"):
+    for name in ("worker-cpu", "worker-train", "worker-gpu"):
         assert "seccomp=unconfined" in services[name]["security_opt"]
         assert services[name]["volumes"] == [f"kernels:{kernels}", f"trains:{trains}"]
-        (stage,) = (stage for stage in stages if f" AS {name}\n" in stage)
+        (stage,) = (stage for stage in stages if f" AS {services[name]['build']['target']}\n" in stage)
         assert (
             f"mkdir {kernels} {trains} && chown relay {kernels} {trains}" in stage
         )  # a new volume takes over owner and mode
@@ -168,7 +199,9 @@ def test_the_gateways_image_gets_every_requirement_but_torch():
     assert every - set(printed) == {line for line in every if line.startswith("torch")}
 
 
-@pytest.mark.parametrize("name", ["signer", "gateway", "dispatcher", "worker-cpu", "worker-gpu"])
+@pytest.mark.parametrize(
+    "name", ["signer", "gateway", "dispatcher", "worker-cpu", "worker-train", "worker-gpu"]
+)
 def test_its_command_lines_are_ones_the_service_understands(compose, name):
     """Without the addresses, which come by environment, each stops at that and at nothing before it."""
     command = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in compose["services"][name]["command"]]

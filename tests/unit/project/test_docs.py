@@ -117,7 +117,10 @@ def passed_on() -> dict[str, set[str]]:
     found = {}
     programs = {
         "up": ["torchrelay.service", "up"],
-        **{role: ["torchrelay.service", role] for role in ("gateway", "dispatcher", "signer", "worker")},
+        **{
+            role: ["torchrelay.service", role]
+            for role in ("gateway", "dispatcher", "signer", "worker", "backup", "restore")
+        },
         "demo": ["torchrelay.examples.demo"],
     }
     for name, module in programs.items():

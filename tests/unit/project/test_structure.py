@@ -25,6 +25,7 @@ MOST_LINES = 600
 # Nothing here imports these by name: what does, is said.
 USED_BY_OTHERS = {
     "opentelemetry-api": "FastAPI imports it",
+    "httptools": "uvicorn imports it",
     "pyarrow": "ray.train imports it",
     "fsspec": "ray.train imports it",
     "pandas": "ray.train imports it",

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import strategies
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from request_parts import TARGET, TOOLCHAIN, request_of
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import (
     BadExpression,
@@ -28,21 +29,16 @@ from torchrelay.compiler.request.validate import check_request
 from torchrelay.compiler.tuning import records
 
 LIMITS = codec.Limits()
-RANDOM = settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
 
 
 @given(strategies.pinned_requests())
-@RANDOM
+@strategies.RANDOM
 def test_a_valid_request_passes(request: schema.GraphRequest) -> None:
     check_request(request, LIMITS)
 
 
 @given(strategies.pinned_requests(), st.data())
-@settings(RANDOM, max_examples=100)
+@settings(strategies.RANDOM, max_examples=100)
 def test_a_damaged_request_raises_nothing_but_relay_errors(
     request: schema.GraphRequest, data: st.DataObject
 ) -> None:
@@ -90,36 +86,15 @@ def request(
     *nodes: schema.Node, subgraphs: tuple[schema.Graph, ...] = (), **changes: Any
 ) -> schema.GraphRequest:
     """A request whose graph is one placeholder, `nodes` and an output."""
-    base = schema.GraphRequest(
-        schema=schema.SCHEMA,
-        graph=schema.Graph(nodes=[placeholder(), *nodes, output()], subgraphs=list(subgraphs)),
-        inputs=[
-            schema.TensorInput(shape=["s0"], stride=[1], dtype="float32", device="cpu", requires_grad=True)
-        ],
-        symbols=[schema.Symbol(name="s0", hint=8, lower=2, upper=None)],
-        relations=[],
-        constants=[],
-        ambient=schema.Ambient(
-            grad=True,
-            inference=False,
-            autocast=[],
-            default_dtype="float32",
-            matmul_precision="highest",
-            deterministic=False,
-            deterministic_warn_only=False,
-            fill_uninitialized=True,
-            threads=2,
-            flags=[],
-        ),
-        mode="default",
-        options=[],
-        aot_options=[],
-        toolchain=schema.Toolchain(
-            python="cp311", torch=strategies.TORCH, triton="", cuda="", platform="linux-x86_64"
-        ),
-        target=schema.Target(kind="cpu", name="", capability="", units=0, cpu=["avx2"]),
-    )
-    return msgspec.structs.replace(base, **changes)
+    tensor = schema.TensorInput(shape=["s0"], stride=[1], dtype="float32", device="cpu", requires_grad=True)
+    fields = {
+        "graph": schema.Graph(nodes=[placeholder(), *nodes, output()], subgraphs=list(subgraphs)),
+        "symbols": [schema.Symbol(name="s0", hint=8, lower=2, upper=None)],
+        "toolchain": msgspec.structs.replace(TOOLCHAIN, torch=strategies.TORCH),
+        "target": msgspec.structs.replace(TARGET, cpu=["avx2"]),
+        **changes,
+    }
+    return request_of([], [tensor], **fields)
 
 
 IDENTITY = schema.Graph(nodes=[placeholder(), output(schema.Ref(0))])
@@ -352,7 +327,7 @@ def test_a_malformed_table_is_refused(changes: dict[str, Any]) -> None:
 
 MATRIX = records.Operand("float32", (4, 4), (4, 1))
 PLACE = records.DeviceEnvironment(
-    device="a CPU", capability="", driver="", torch=strategies.TORCH, triton="", cuda="", threads=2
+    device="a CPU", capability="", driver="", torch=strategies.TORCH, triton="", cuda="", threads=1
 )
 
 

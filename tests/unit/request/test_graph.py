@@ -8,18 +8,14 @@ from typing import Any
 import pytest
 import strategies
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from torchrelay.compiler.errors import LimitExceeded, MalformedRequest, Unsupported
 from torchrelay.compiler.graph import decode, encode
 from torchrelay.compiler.request import allowed_names, codec, schema
 
 
 @given(strategies.requests())
-@settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
+@strategies.RANDOM
 def test_encoding_a_decoded_graph_gives_it_back(request: schema.GraphRequest) -> None:
     decoded = decode.decode_graph(request.graph, request.constants, device_index={}, symbols={})
     assert encode.encode_graph(decoded) == (request.graph, request.constants)

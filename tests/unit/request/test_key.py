@@ -11,20 +11,14 @@ import msgspec
 import pytest
 import strategies
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from torchrelay.compiler.graph import encode
 from torchrelay.compiler.request import codec, key, key_diff, schema
 from torchrelay.compiler.tuning import records
 
-RANDOM = settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-
 
 @given(strategies.pinned_requests())
-@RANDOM
+@strategies.RANDOM
 def test_a_request_survives_the_wire(request: schema.GraphRequest) -> None:
     arrived = codec.unpack_request(codec.pack_request(request))
     assert arrived == request
@@ -33,7 +27,7 @@ def test_a_request_survives_the_wire(request: schema.GraphRequest) -> None:
 
 
 @given(strategies.requests())
-@settings(RANDOM, max_examples=12)
+@settings(strategies.RANDOM, max_examples=12)
 def test_each_single_change_changes_the_key(request: schema.GraphRequest) -> None:
     request = msgspec.structs.replace(request, exact_sizes=bool(request.symbols))
     original = key.key_of(request)

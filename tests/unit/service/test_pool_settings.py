@@ -8,7 +8,7 @@ from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.parts.worker_pool import worker_pool
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
-NO_SETTING = {"object_store_bytes", "engine"}
+NO_SETTING = {"object_store_bytes", "engine", "early_server"}
 
 
 def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
@@ -27,6 +27,9 @@ def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
         kernels_dir=Path("/k"),
         kernels_limit_bytes=5,
         isolation="required",
+        autoscale_idle_seconds=60.0,
+        autoscale_cpu_slots=8,
+        autoscale_gpus=2,
     )
     worker_pool(settings)
     given, default = made[0], PoolSettings()

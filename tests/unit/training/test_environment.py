@@ -10,8 +10,8 @@ from torchrelay.compiler.api.training.jobs import TrainSpec
 from torchrelay.compiler.api.training.node_messages import TrainOrder
 from torchrelay.compiler.api.training.rank_environment import SPEC_ENVIRONMENT
 from torchrelay.workers.fork_server.environment import own_gpu
-from torchrelay.workers.training.drivers import why_no_room
 from torchrelay.workers.training.ranks.environment import RankAssignment, rank_command, rank_environment
+from torchrelay.workers.training.room import after_placing, why_no_room
 
 PLACE = RankAssignment(
     rank=3,
@@ -145,3 +145,14 @@ def test_what_no_nodes_can_ever_hold_is_told_with_what_is_missing() -> None:
     )
     assert why_no_room(of(), [GATEWAY]) == "no node runs jobs"
     assert why_no_room(of(workers=20, cpus=0.1), [{**NODE_B, "CPU": 2.0}]) == ""
+
+
+def test_what_is_promised_to_jobs_is_not_free_for_the_next() -> None:
+    nodes = [NODE_A, NODE_B, GATEWAY]
+    promised = [of(workers=9), of(workers=64, min_workers=1, cpus=2.0)]
+    left = after_placing(promised, nodes)
+    assert sum(node["CPU"] for node in left) == 1.0
+    assert why_no_room(of(workers=1), left) == ""
+    assert why_no_room(of(workers=2), left) != ""
+    assert sum(node.get("GPU", 0.0) for node in after_placing([of(workers=2, device="cuda")], nodes)) == 0.0
+    assert NODE_A["CPU"] == 8.0

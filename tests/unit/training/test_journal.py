@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from torchrelay.compiler.api.training.events import (
     StepMetrics,
     TrainEvent,
 )
+from torchrelay.workers.training import appended_files
 from torchrelay.workers.training import journal as journal_module
 from torchrelay.workers.training.journal import JobJournal
 
@@ -100,8 +102,8 @@ def test_old_news_come_from_the_disk_in_bounded_answers(
 ) -> None:
     monkeypatch.setattr(journal_module, "_MEMORY_BYTES", 2000)
     ledger = JobJournal(tmp_path)
-    for i in range(2500):
-        ledger.add([log(str(i))])
+    for i in range(0, 2500, 50):
+        ledger.add([log(str(n)) for n in range(i, i + 50)])
     assert len(ledger._lines) < 100
     after, got = 0, []
     while some := ledger.after(after, 0.0):
@@ -125,6 +127,14 @@ class FullDisk:
             return real(path, mode, *rest, **more)
 
         monkeypatch.setattr(Path, "open", opened)
+        sync = os.fdatasync
+
+        def synced(descriptor):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", synced)
 
 
 def test_a_full_disk_is_told_and_what_it_missed_is_written_once_there_is_room(
@@ -178,8 +188,6 @@ def test_a_service_that_has_more_than_the_disk_kept_gets_what_comes_after_it(tmp
 
 
 def test_who_waits_is_woken(tmp_path: Path) -> None:
-    import threading
-
     ledger = JobJournal(tmp_path)
     threading.Timer(0.2, lambda: ledger.add([log("a")])).start()
     began = time.monotonic()
@@ -188,7 +196,7 @@ def test_who_waits_is_woken(tmp_path: Path) -> None:
 
 
 def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "_SHOWN_BYTES", 100)
+    monkeypatch.setattr(appended_files, "_SHOWN_BYTES", 100)
     ledger = JobJournal(tmp_path)
     for number in range(50):
         ledger.add([log(f"line {number:04}")])
@@ -222,3 +230,53 @@ def test_whoever_asks_for_much_that_is_on_disk_has_it_read_once(
     assert found == list(range(1, 201))
     assert len(read) <= 200
     assert numbers(ledger, 50) == list(range(51, 61))  # another gateway, which is not as far
+
+
+def test_events_that_come_while_the_disk_is_busy_are_written_together_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = JobJournal(tmp_path)
+    sync, go, synced = os.fdatasync, threading.Event(), []
+
+    def slow(descriptor: int) -> None:
+        go.wait(60)
+        sync(descriptor)
+        synced.append(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    adding = [threading.Thread(target=ledger.add, args=([log(str(n)), log("")],)) for n in range(30)]
+    for thread in adding:
+        thread.start()
+    while ledger._queued < 30:
+        time.sleep(0.01)
+    go.set()
+    for thread in adding:
+        thread.join()
+    assert len(synced) == 2  # of the one that came first, and of all others
+    found = JobJournal(tmp_path).after(0, 0.0)
+    assert [each.number for each in found] == list(range(1, 61))
+    texts = [each.event.lines[0] for each in found if isinstance(each.event, LogLines)]
+    assert sorted(filter(None, texts), key=int) == [str(n) for n in range(30)]
+    assert texts[1::2] == [""] * 30
+
+
+def test_a_file_for_people_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    ledger = JobJournal(tmp_path)
+    file = tmp_path / "logs" / "rank-0.log"
+    ledger.add([log("a")])
+    file.unlink()
+    ledger.add([log("b")])
+    ledger.add([log("c")])
+    assert file.read_text() == "b\nc\n"
+
+
+def test_more_files_for_people_than_may_be_open_get_all_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = JobJournal(tmp_path)
+    monkeypatch.setattr(ledger._readable, "_most", 4)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for line in range(3):
+        ledger.add([LogLines(rank=rank, stream="stdout", lines=[str(line)]) for rank in range(10)])
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 5
+    assert {file.read_text() for file in (tmp_path / "logs").iterdir()} == {"0\n1\n2\n"}

@@ -54,7 +54,7 @@ def known(question: bytes, *, note: str = "") -> bytes:
 async def run(slot: CompileSlot, answer, job_id="j", seconds=60.0, **order):
     """What the job returns. `answer`: told each query, and replies as it likes."""
     request = msgspec.json.encode({"do": "inquire", **order})
-    async for body in slot.compile(job_id, request, "key", seconds):
+    async for body in slot.compile(job_id, WorkerJob("key", request, seconds, engine.TARGET)):
         message = decode_answer(body)
         if isinstance(message, JobQuery):
             await answer(message)
@@ -277,7 +277,7 @@ def pipe():
 def test_one_job_asks_so_often_and_no_more(pipe, monkeypatch, work, most):
     monkeypatch.setattr(fork_server_queries, "SEARCH_QUERY_LIMIT", 2 * COMPILE_QUERY_LIMIT)
     most = min(most, 2 * COMPILE_QUERY_LIMIT)
-    relay = QueryRelay(pipe[1], query_limit(WorkerJob("key", b"", 1.0, work=work)))
+    relay = QueryRelay(pipe[1], query_limit(WorkerJob("key", b"", 1.0, engine.TARGET, work=work)))
     for number in range(most):
         relay.ask(JobQuery(number, b""))
         relay.answer(QueryReply(number, b""))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
 
+import engine
 import msgspec
 import pytest
 from torchrelay.compiler import decoding
@@ -22,6 +24,7 @@ from torchrelay.workers.messages import (
     JobDone,
     JobFailed,
     StageEvent,
+    WorkerJob,
     decode_answer,
 )
 from torchrelay.workers.process.process_tree import descendants
@@ -47,8 +50,9 @@ def engine_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
 
 
-def settings(tmp_path, kernels=None, **limits):
+def settings(tmp_path, kernels=None, protocol=2, **limits):
     return SlotSettings(
+        protocol=protocol,
         kernels_dir=None if kernels is None else str(kernels),
         worker=f"w-{os.getpid()}",
         kind="cpu",
@@ -59,8 +63,8 @@ def settings(tmp_path, kernels=None, **limits):
 
 
 @contextlib.asynccontextmanager
-async def warm_slot(tmp_path, kernels=None, **limits):
-    slot = CompileSlot(settings(tmp_path, kernels, **limits))
+async def warm_slot(tmp_path, kernels=None, protocol=2, **limits):
+    slot = CompileSlot(settings(tmp_path, kernels, protocol, **limits))
     ready = decode_answer(await slot.start())
     assert isinstance(ready, ForkServerReady), ready
     try:
@@ -70,13 +74,12 @@ async def warm_slot(tmp_path, kernels=None, **limits):
         assert list(tmp_path.glob("torchrelay-jobs-*")) == []
 
 
-async def run(slot, do, seconds=20.0, job_id="j", source=None, **order):
-    """The events of a job, and its artifact; raises its error. `source`: of the kernels that its request holds."""
+async def run(slot, do, seconds=20.0, job_id="j", holds_source=False, trace_id="", protocol=2, **order):
+    """The events of a job, and its artifact; raises its error. protocol: of the dispatcher."""
     events = []
     request = msgspec.json.encode({"do": do, **order})
-    if source is not None:
-        request = msgspec.msgpack.encode({"do": do, **order, "kernels": source})
-    async for body in slot.compile(job_id, request, "key", seconds):
+    job = WorkerJob("key", request, seconds, engine.TARGET, holds_source=holds_source, trace_id=trace_id)
+    async for body in slot.compile(job_id, *pickle.loads(pickle.dumps(job.arguments(protocol)))):
         message = decode_answer(body)
         if isinstance(message, StageEvent):
             events.append((message.stage, message.detail))
@@ -86,6 +89,17 @@ async def run(slot, do, seconds=20.0, job_id="j", source=None, **order):
             assert isinstance(message, JobDone)
             return events, message.artifact
     raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_dispatcher_of_the_release_before_has_jobs_run_too(tmp_path, protocol):
+    async def scenario():
+        async with warm_slot(tmp_path, protocol=protocol) as (slot, ready):
+            assert ready.protocol == protocol  # an older one refuses a field that it does not know
+            assert (b'"protocol"' in msgspec.json.encode(ready)) == (protocol > 1)
+            await run(slot, "answer", protocol=protocol)
+
+    asyncio.run(scenario())
 
 
 def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp_path):
@@ -114,18 +128,18 @@ def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("source", [[], [{"name": "k", "source": "", "configs": []}]])
-def test_what_a_job_with_its_callers_source_builds_is_for_nobody_else(tmp_path, source):
+@pytest.mark.parametrize("holds_source", [False, True])
+def test_what_a_job_with_its_callers_source_builds_is_for_nobody_else(tmp_path, holds_source):
     library = f"c{'b' * 51}.main.so"
     kept = tmp_path / "kernels" / "default" / library
 
     async def scenario():
         async with warm_slot(tmp_path, kernels=tmp_path / "kernels") as (slot, _):
-            await run(slot, "build", name=library, text="binary", sleep=1, source=source)
-            assert (await run(slot, "fetch", name=library))[1] == (b"" if source else b"binary")
+            await run(slot, "build", name=library, text="binary", sleep=1, holds_source=holds_source)
+            assert (await run(slot, "fetch", name=library))[1] == (b"" if holds_source else b"binary")
 
     asyncio.run(scenario())
-    assert kept.exists() == (not source)
+    assert kept.exists() != holds_source
 
 
 async def still_works(slot):
@@ -168,7 +182,8 @@ def test_events_arrive_while_the_job_runs(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, _):
             stamps = []
-            async for _body in slot.compile("j", b'{"do":"answer","sleep":1.0}', "key", 20):
+            job = WorkerJob("key", b'{"do":"answer","sleep":1.0}', 20, engine.TARGET)
+            async for _body in slot.compile("j", job):
                 stamps.append(time.monotonic())
             assert stamps[1] - stamps[0] > 0.9
 
@@ -244,14 +259,16 @@ def test_a_job_cannot_forge_lines_of_the_log(tmp_path, capfd):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, _):
             with pytest.raises(VerifyFailed):
-                await run(slot, "forge", lines='{"event": "published"}\n\x1b[2Jall is well')
+                await run(
+                    slot, "forge", lines='{"event": "published"}\n\x1b[2Jall is well', trace_id="ab" * 16
+                )
 
     asyncio.run(scenario())
     told = capfd.readouterr().err
     assert "\x1b" not in told
     for text in ('{"event": "published"}', "\\x1b[2Jall is well", "of another job"):
         lines = [line for line in told.splitlines() if text in line]
-        assert lines and all(line.startswith("job key | ") for line in lines)
+        assert lines and all(line.startswith(f"job key trace_id={'ab' * 16} | ") for line in lines)
 
 
 def test_a_long_error_of_a_job_is_cut_between_words(tmp_path):

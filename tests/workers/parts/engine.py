@@ -31,6 +31,10 @@ def preload():
     pass
 
 
+def warm_up(folder):
+    pass
+
+
 def describe(kind):
     assert kind in ("cpu", "cuda")
     return TOOLCHAIN, TARGET
@@ -40,7 +44,7 @@ def missing(kind):
     return ""
 
 
-def preparation(request):
+def preparation(target):
     return ""
 
 

@@ -34,6 +34,10 @@ def preload():
     pass
 
 
+def warm_up(folder):
+    pass
+
+
 def describe(kind):
     return TOOLCHAIN, TARGET
 
@@ -42,7 +46,7 @@ def missing(kind):
     return ""
 
 
-def preparation(request):
+def preparation(target):
     return ""
 
 

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from torchrelay.compiler.request import schema
+from torchrelay.workers.pool import PoolSettings, WorkerPool
+
+T = TypeVar("T")
 
 RAY_TOKEN = "0123456789abcdef" * 4
 """Ray reads its token once in a process, and several clusters are started in one."""
 GPU = schema.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, cpu=[])
+
+
+class EmbeddedPool:
+    """A pool of two CPU slots, and the event loop that it lives on."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.pool = WorkerPool(
+            PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
+        )
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:

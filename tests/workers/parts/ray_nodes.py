@@ -21,7 +21,9 @@ _HANG_SECONDS = 600.0
 class Nodes:
     """`ray start --block` for a head, and for nodes of one core each."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
+        """environment: of all nodes, besides this process's and Ray's own."""
+        self.environment = environment
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
@@ -37,7 +39,7 @@ class Nodes:
                     *("--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--temp-dir={name}"),
                     *arguments,
                 ],
-                env={**os.environ, **ray_environment(RAY_TOKEN, self.address)},
+                env={**os.environ, **ray_environment(RAY_TOKEN, self.address), **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -48,6 +50,9 @@ class Nodes:
 
     def head(self) -> None:
         self.start("--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false")
+        self.wait_for_head()
+
+    def wait_for_head(self) -> None:
         end = time.monotonic() + _HANG_SECONDS
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):

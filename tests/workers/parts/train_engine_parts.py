@@ -17,6 +17,7 @@ from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.events import LogLines, NumberedEvent, RankStarted, StateChanged
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
 from torchrelay.compiler.api.training.node_messages import TrainOrder
+from torchrelay.compiler.errors import Unavailable
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
 HANG_SECONDS = 600.0
@@ -96,6 +97,16 @@ class Job:
         while not (found := condition(self)):
             assert time.monotonic() < end, f"it did not happen: {self.news}"
             self.poll()
+        return found
+
+    def until_told(self, condition, seconds: float = HANG_SECONDS):
+        """As `until`, with a driver that may be away for a while."""
+        end = time.monotonic() + seconds
+        while not (found := condition(self)):
+            assert time.monotonic() < end, self.news
+            with contextlib.suppress(Unavailable):
+                self.poll()
+            time.sleep(0.1)
         return found
 
     def of(self, kind):

@@ -10,7 +10,7 @@ from forms import CONFINING, require, settings, warm_slot
 from service_parts import graph
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.request import codec
-from torchrelay.workers.messages import JobDone, JobFailed, StageEvent, decode_answer
+from torchrelay.workers.messages import JobDone, JobFailed, StageEvent, WorkerJob, decode_answer
 from torchrelay.workers.settings import ENGINE
 
 KEY = "ab" * 32
@@ -20,7 +20,8 @@ async def compiled(slot, ready, namespace, told=None):
     """The artifact's manifest; `told` takes the details of the job's events."""
     request = codec.unpack_request(graph(4096))
     request = msgspec.structs.replace(request, toolchain=ready.toolchain, target=ready.target)
-    async for body in slot.compile("j", codec.encode_request(request), KEY, 300, namespace):
+    job = WorkerJob(KEY, codec.encode_request(request), 300, ready.target, namespace, holds_source=False)
+    async for body in slot.compile("j", job):
         message = decode_answer(body)
         if isinstance(message, JobFailed):
             raise message.error()

@@ -16,7 +16,7 @@ from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.tuning import queries, records
-from torchrelay.workers.messages import JobDone, JobFailed, JobQuery, decode_answer
+from torchrelay.workers.messages import JobDone, JobFailed, JobQuery, WorkerJob, decode_answer
 from torchrelay.workers.settings import ENGINE
 
 SIZES = ((4, 48, 32), (4, 32, 64), (4, 48, 64))
@@ -37,7 +37,8 @@ def product() -> schema.GraphRequest:
 async def compiled(slot, request):
     """(manifest, what the search found)"""
     found = []
-    async for body in slot.compile("j", codec.encode_request(request), "ab" * 32, 300, "one"):
+    job = WorkerJob("ab" * 32, codec.encode_request(request), 300, request.target, "one", holds_source=False)
+    async for body in slot.compile("j", job):
         message = decode_answer(body)
         if isinstance(message, JobFailed):
             raise message.error()
@@ -99,7 +100,8 @@ def test_a_searcher_searches_in_every_form(form, tmp_path):
     async def scenario():
         places = settings(tmp_path, (form, "none"), engine=ENGINE, shared_dir=None)
         async with warm_slot(places) as (slot, _):
-            async for body in slot.search("j", msgspec.msgpack.encode(told), 300, "one"):
+            job = WorkerJob("search", msgspec.msgpack.encode(told), 300, told.target, "one", work="search")
+            async for body in slot.search("j", job):
                 message = decode_answer(body)
                 if isinstance(message, JobFailed):
                     raise message.error()

@@ -14,6 +14,7 @@ import re
 import socket
 import sysconfig
 import threading
+import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,11 @@ import intruder
 import msgspec
 import psutil
 import pytest
+import witness
 from forms import CONFINING, require, settings, warm_slot
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, IsolationUnavailable
-from torchrelay.workers.messages import JobDone, JobFailed, decode_answer
+from torchrelay.workers.messages import JobDone, JobFailed, WorkerJob, decode_answer
 from torchrelay.workers.process import private_folders
 from torchrelay.workers.sandbox import isolation, landlock, visible_paths
 from torchrelay.workers.settings import JobLimits, SlotSettings
@@ -51,7 +53,8 @@ NO_SOCKETS = {
 
 async def run(slot, do, namespace="default", seconds=60.0, **order):
     request = msgspec.json.encode({"do": do, **order})
-    async for body in slot.compile("j", request, "key", seconds, namespace):
+    job = WorkerJob("key", request, seconds, intruder.TARGET, namespace, holds_source=False)
+    async for body in slot.compile("j", job):
         message = decode_answer(body)
         if isinstance(message, JobFailed):
             raise message.error()
@@ -292,12 +295,16 @@ def _in_a_gpu_sandbox(form: str, folder: Path, attempts: dict[str, Callable[[], 
     if child == 0:
         try:
             sandbox.run(job, inherited=[writing], pid_pipe=os.open(os.devnull, os.O_WRONLY))
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writing)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     with os.fdopen(reading, "rb") as stream:
-        return decoding.from_json(stream.read(), type=dict[str, str])
+        data = stream.read()
+        assert data, f"the job told nothing; the wait status of its process is {status}"
+        return decoding.from_json(data, type=dict[str, str])
 
 
 def _in_a_thread_of_a_fork() -> None:
@@ -359,3 +366,18 @@ def test_a_gpus_job_may_do_what_cuda_does_as_it_starts_and_no_more(form: str, tm
     else:  # the filter alone: files are not its business
         allowed = {name for name in allowed if not name.startswith("opens")}
     assert allowed == wanted, found
+
+
+def test_no_byte_of_a_request_is_decoded_outside_the_sandbox(tmp_path):
+    """What is shared by jobs is prepared outside, from the target alone."""
+    require("landlock")
+    text = witness.MARK.decode()
+
+    async def scenario():
+        told = settings(tmp_path, ("landlock", "none"), engine="witness")
+        async with warm_slot(told) as (slot, _):
+            assert await run(slot, "answer", text=text) == witness.MARK
+
+    asyncio.run(scenario())
+    assert (tmp_path / "shared" / "prepared").read_text() == "avx2"
+    assert not (tmp_path / "decoded").exists()

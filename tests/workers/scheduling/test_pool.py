@@ -16,31 +16,22 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, RAY_TOKEN, wait_until
+from pool_parts import GPU, RAY_TOKEN, EmbeddedPool, wait_until
 from torchrelay.compiler import decoding
+from torchrelay.compiler.api.protocols import WORKERS, Protocol
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries, records
-from torchrelay.workers.pool import PoolSettings, WorkerPool
+from torchrelay.workers.messages import BadFrame, decode_answer
+from torchrelay.workers.settings import SlotSettings
+from torchrelay.workers.slot.actor import CompileSlot
 
 HERE = Path(__file__).parents[1] / "parts"
 TOOLCHAIN = schema.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")
 CPU = schema.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
 
 
-class Service:
-    """A pool, and the event loop that it lives on."""
-
-    def __init__(self):
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.pool = WorkerPool(
-            PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
-        )
-
-    def submit(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
+class Service(EmbeddedPool):
     def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, on_query=None, **order):
         """A concurrent future of the artifact."""
         return self.submit(
@@ -110,6 +101,40 @@ def test_slots_come_up_warm_and_say_what_they_are(service):
     assert [(w.state, w.toolchain, w.target.kind) for w in service.pool.workers()] == [
         ("idle", TOOLCHAIN, "cpu")
     ] * 2
+
+
+def kill_fork_servers():
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "torchrelay.workers.fork_server.server" in process.cmdline():
+                process.kill()
+
+
+def test_a_worker_of_a_release_that_is_too_old_is_not_used(service, monkeypatch, caplog):
+    theirs, ours = WORKERS.number, Protocol(WORKERS.number + 2, WORKERS.number + 1)
+    monkeypatch.setattr("torchrelay.workers.messages.WORKERS", ours)
+    kill_fork_servers()
+    refusal = f"speaks protocol {theirs}, this dispatcher {ours.oldest} to {ours.number}. Upgrade worker"
+    wait_until(lambda: caplog.text.count(refusal) >= 2)
+    assert not service.pool.ready()
+    monkeypatch.undo()
+    service.wait_for_idle()
+
+
+def test_a_worker_whose_answers_cannot_be_read_is_replaced_until_they_can(service, monkeypatch, caplog):
+    def unreadable(body):
+        raise BadFrame("a field of a later release")
+
+    monkeypatch.setattr("torchrelay.workers.scheduling.slot_queue.decode_answer", unreadable)
+    kill_fork_servers()
+    wait_until(lambda: caplog.text.count("cannot be used") >= 2)
+    monkeypatch.undo()
+    service.wait_for_idle()
+
+
+def test_a_worker_does_not_work_for_a_dispatcher_of_a_release_that_is_too_old():
+    answer = asyncio.run(CompileSlot(SlotSettings(worker="w", kind="cpu", protocol=0)).start())
+    assert decode_answer(answer).code == "protocol_mismatch"
 
 
 def test_an_artifact_and_its_events_come_back(service):
@@ -274,6 +299,24 @@ def test_a_killed_actor_takes_its_job_with_it_and_is_replaced(service):
     wait_until(lambda: not any(alive(pid) for pid in pids))
     service.wait_for_idle()
     assert service.compile("answer").result(30) == b"artifact"
+
+
+def test_while_ray_cannot_place_an_actor_the_other_worker_compiles_on(service):
+    """A replaced actor waits for Ray's GCS, and no event loop with it."""
+    service.wait_for_idle()
+    ours = set(psutil.Process().children(recursive=True)) - service.strangers
+    (gcs,) = (p for p in ours if p.name() == "gcs_server")
+    actor = next(p for p in ours if "CompileSlot" in " ".join(p.cmdline()))
+    gcs.suspend()
+    try:
+        actor.kill()
+        wait_until(lambda: {w.state for w in service.pool.workers()} == {"idle", "starting"})
+        for _ in range(2):  # the second begins after the new actor was asked for
+            assert service.compile("answer", sleep=2.5).result(30) == b"artifact"
+        assert [w.state for w in service.pool.workers()].count("starting") == 1
+    finally:
+        gcs.resume()
+    service.wait_for_idle()
 
 
 def test_a_killed_fork_server_is_replaced_by_its_actor(service):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -14,7 +13,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, RAY_TOKEN, wait_until
+from pool_parts import GPU, EmbeddedPool, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.jobs import TrainSpec
@@ -22,7 +21,7 @@ from torchrelay.compiler.api.training.node_messages import TrainOrder
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, Overloaded
 from torchrelay.compiler.tuning import queries
-from torchrelay.workers.pool import PoolSettings, SearchDevice, WorkerLost, WorkerPool
+from torchrelay.workers.pool import SearchDevice, WorkerLost
 
 HERE = Path(__file__).parents[1] / "parts"
 ORDER = msgspec.msgpack.encode(SearchJobSpec(engine.TOOLCHAIN, engine.TARGET, 1))
@@ -51,17 +50,7 @@ class Tasks:
         return [asked for asked in self.asked if isinstance(asked, kind)]
 
 
-class Service:
-    def __init__(self):
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.pool = WorkerPool(
-            PoolSettings(cpu_slots=2, gpu_slots_per_gpu=0, engine="engine", ray_token=RAY_TOKEN)
-        )
-
-    def submit(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
+class Service(EmbeddedPool):
     def lanes(self):
         return self.pool.search_devices(engine.TOOLCHAIN, engine.TARGET)
 

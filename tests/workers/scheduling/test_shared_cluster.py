@@ -115,46 +115,88 @@ def test_dispatchers_share_the_slots_and_one_that_joins_disturbs_no_job(start: S
 
 
 INTRUDER = """
-import json, sys, time
+import json, os, sys, time
+from pathlib import Path
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torchrelay.workers.scheduling.ray_resources import NAMESPACE
+from torchrelay.workers.training.job_driver import JobDriverActor as Real
+from torchrelay.workers.training.messages import driver_name
 
-@ray.remote(num_cpus=0)
+address, folder = sys.argv[1], Path(sys.argv[2])
+
+class Mark:  # who unpickles it leaves its process id
+    def __reduce__(self):
+        return os.system, (f"echo $PPID >> {folder}/unpickled",)
+
 class Intruder:
-    def look(self):
-        import os
-        from pathlib import Path
-        raylet = os.getppid()  # of the node that started this actor's process
-        while Path(f"/proc/{raylet}/comm").read_text().strip() != "raylet":
-            raylet = int(Path(f"/proc/{raylet}/stat").read_text().rpartition(")")[2].split()[1])
-        seen = [entry.partition("=")[0] for entry in Path(f"/proc/{raylet}/environ").read_text().split(chr(0))]
-        return [*seen, *os.environ]
+    def run(self):
+        with open(folder / "nodes", "a") as file:
+            print(ray.get_runtime_context().get_node_id(), file=file)
+        return str(os.getppid())
 
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-until = time.monotonic() + 120
-while sum(node["Alive"] for node in ray.nodes()) < 4 and time.monotonic() < until:
+class Exported(Intruder):
+    def held(self):
+        return b""
+    mark = Mark()
+
+class Answering(Intruder):
+    def held(self):
+        with open(folder / "asked", "a") as file:
+            print("asked", file=file)
+        return Mark()
+
+Answering.__module__, Answering.__qualname__ = Real.__module__, Real.__qualname__
+
+def on(node, thing, **options):
+    where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    return ray.remote(thing).options(num_cpus=0, scheduling_strategy=where, **options)
+
+ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+alive = [node for node in ray.nodes() if node["Alive"]]
+(head,) = [node for node in alive if "node:__internal_head__" in node["Resources"]]
+(dispatcher,) = [node for node in alive if node is not head and "torchrelay_worker" not in node["Resources"]]
+
+environments = [
+    {"env_vars": {"PYTHONPATH": "/tmp"}},
+    {"py_executable": f"touch {folder}/py_executable;"},
+    {"pip": [f"file://{folder}/nothing"]},
+]
+outcomes = []
+for environment in environments:
+    try:
+        ray.get(on(dispatcher, Intruder, runtime_env=environment).remote().run.remote(), timeout=30)
+    except ray.exceptions.RayError as error:
+        outcomes.append(f"{type(error).__name__}: {error}")
+    else:
+        outcomes.append("it ran")
+run = Intruder.run
+waiting = [on(dispatcher, Intruder).remote().run.remote(), on(dispatcher, lambda: run(None)).remote()]
+ready, _ = ray.wait(waiting, timeout=10)
+
+names = dict(namespace=NAMESPACE, lifetime="detached")
+there = [
+    on(head, Exported, name=driver_name("a"), **names).remote(),
+    on(head, Answering, name=driver_name("b"), **names).remote(),
+]
+ray.get([there[0].run.remote(), there[1].held.remote()])
+while (folder / "asked").read_text().count("asked") < 4:
     time.sleep(0.5)
-seen = {}
-for node in ray.nodes():
-    if node["Alive"]:
-        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        seen[node["NodeID"]] = ray.get(Intruder.options(scheduling_strategy=where).remote().look.remote(), timeout=120)
-print(json.dumps([list(seen.values()), [n["NodeID"] for n in ray.nodes() if "torchrelay_worker" in n["Resources"]]]))
+for actor in there:
+    ray.kill(actor)
+nodes = {"head": head["NodeID"], "dispatcher": dispatcher["NodeID"]}
+print(json.dumps([outcomes, len(ready), os.getpid(), nodes]))
 """
 
 
 @pytest.mark.slow
-def test_whoever_runs_code_on_a_dispatchers_node_finds_no_secret_of_the_service(
-    start: Start, nodes: Nodes
+def test_whoever_has_rays_token_runs_nothing_on_a_dispatchers_node_nor_in_its_process(
+    start: Start, nodes: Nodes, tmp_path: Path
 ) -> None:
-    """Ray's token is enough to run an actor without CPUs there."""
-    secrets = {
-        f"TORCHRELAY_SERVICE_{name}": "a secret of thirty-two characters" for name in ("TOKEN", "SIGNER_KEY")
-    }
-    dispatcher = start(**secrets)
+    dispatcher = start(RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES=str(80 << 20))  # the least that Ray takes
     dispatcher.wait_for_idle(4)
     done = subprocess.run(
-        [sys.executable, "-c", INTRUDER, nodes.address],
+        [sys.executable, "-c", INTRUDER, nodes.address, str(tmp_path)],
         env={**os.environ, **ray_environment(RAY_TOKEN, nodes.address)},
         capture_output=True,
         text=True,
@@ -162,11 +204,20 @@ def test_whoever_runs_code_on_a_dispatchers_node_finds_no_secret_of_the_service(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    seen, offering = json.loads(done.stdout)
-    assert len(seen) == 4 and len(offering) == 2, "the head, two nodes with slots, and the dispatcher's own"
-    for names in seen:
-        assert "RAY_AUTH_TOKEN" in names
-        assert not [name for name in names if name.startswith("TORCHRELAY_SERVICE_")]
+    outcomes, ready, intruder, ids = json.loads(done.stdout)
+
+    assert all("nothing runs on the node of a dispatcher" in outcome for outcome in outcomes), outcomes
+    assert not (tmp_path / "py_executable").exists() and ready == 0
+    assert (tmp_path / "nodes").read_text().split() == [ids["head"]], "the head runs what it is sent"
+    below = {part for process in dispatcher.process.children(recursive=True) for part in process.cmdline()}
+    assert any(part.endswith("/raylet") for part in below)
+    assert not [part for part in below if part.endswith(("worker.py", "agent.py", "agent/main.py"))]
+
+    unpickled = {int(line) for line in (tmp_path / "unpickled").read_text().split()}
+    assert intruder in unpickled and dispatcher.process.pid not in unpickled
+    # more than its object store holds, which nothing could write to disk
+    jobs = [dispatcher.ask("compile", do="answer", text="x" * (20 << 20), sleep=5.0) for _ in range(4)]
+    assert [len(job.result(60)) for job in jobs] == [20 << 20] * 4
 
 
 @pytest.mark.slow
@@ -198,11 +249,17 @@ def test_a_redis_that_is_down_and_then_empty_moves_no_slot(
 
 
 def test_slots_of_a_python_that_one_dispatcher_has_are_its_own(start: Start) -> None:
-    both, one = start("/no/such/python"), start()
+    secrets = {"TORCHRELAY_SERVICE_TOKEN": "a secret" * 4, "AWS_SECRET_ACCESS_KEY": "a secret"}
+    both, one = start("/no/such/python"), start(**secrets)
     one.wait_for_idle(2)
     both.wait_for_idle(2, starting=4)  # each slot is there once more for the other Python
     for each in (both, one):
         assert each.ask("compile", do="answer").result(60) == "artifact"
+    assert secrets.items() <= one.process.environ().items()
+    of_ray = [process.environ() for process in one.process.children(recursive=True)]
+    assert of_ray and not [
+        secrets.keys() & environ.keys() for environ in of_ray if secrets.keys() & environ.keys()
+    ]
 
 
 class Claimant:

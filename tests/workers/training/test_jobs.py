@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import threading
@@ -23,7 +22,7 @@ from torchrelay.compiler.api.training.events import (
     StateChanged,
 )
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
-from torchrelay.compiler.errors import CompileTimeout, Unavailable
+from torchrelay.compiler.errors import CompileTimeout
 from torchrelay.workers.pool import WorkerLost, why_no_room
 from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, captures, drivers, gone
 
@@ -290,6 +289,9 @@ def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(sit
     cores = os.cpu_count() or 1
     holds = site.begin("import time; time.sleep(600)", workers=1, cpus=float(cores))
     holds.started(ranks=1)
+    another = TrainSpec(name="test", cpus=float(cores))
+    assert why_no_room(another, site.pool.node_resources()) == ""
+    assert why_no_room(another, site.call(site.pool.free_resources())) != ""
     waits = site.begin("print('ran')", workers=1, cpus=float(cores))
     time.sleep(3)
     waits.poll()
@@ -421,17 +423,6 @@ def test_a_killed_driver_goes_on_where_it_was(site):
     job.forget()
 
 
-def news_after(job, condition, seconds=HANG_SECONDS):
-    """As Job.until, with a driver that is away for a moment."""
-    end = time.monotonic() + seconds
-    while not (found := condition(job)):
-        assert time.monotonic() < end, job.news
-        with contextlib.suppress(Unavailable):
-            job.poll()
-        time.sleep(0.1)
-    return found
-
-
 def over(job):
     return next((turned for turned in job.of(StateChanged) if turned.state in TRAIN_ENDED), None)
 
@@ -442,7 +433,7 @@ def test_a_jobs_time_goes_on_when_its_driver_is_started_again(site):
     job.until(lambda job: "running" in job.states())
     (driver,) = drivers()
     driver.kill()
-    ended = news_after(job, over)
+    ended = job.until_told(over)
     first, second = [turned.at for turned in job.of(StateChanged) if turned.state == "running"]
     assert (ended.state, ended.detail) == ("failed", "it ran longer than its 30 s")
     assert 30 <= ended.at - first < 30 + (second - first)
@@ -456,7 +447,7 @@ def test_a_cancel_outlives_the_driver_that_heard_it(site):
     site.call(site.pool.train_cancel(job.order.job))
     (driver,) = drivers()
     driver.kill()
-    assert news_after(job, over).state == "cancelled"
+    assert job.until_told(over).state == "cancelled"
     assert {event.attempt for event in job.of(RankStarted)} == {0}
     assert gone([rank.pid])
     job.forget()

@@ -14,8 +14,9 @@ from ....compiler import decoding
 from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import TrainOrder
 from ...ray_internals import free_resources
-from ...scheduling.ray_resources import ACTOR_SHARE, OFFER
+from ...scheduling.ray_resources import ACTOR_SHARE, OFFER, live_nodes
 from ..ranks.environment import job_environment
+from ..room import ranks_on
 from . import server
 
 log = logging.getLogger(__name__)
@@ -95,12 +96,6 @@ class PreforkNodes:
                 log.warning("a warm process was not ended: %s", error)
 
 
-def ranks_on(node: Mapping[str, float], spec: TrainSpec) -> int:
-    """How many of the job's ranks fit into these resources of a node (Ray's names)."""
-    asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
-    return min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in asked.items() if amount > 0)
-
-
 def likely_nodes(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The nodes that may get ranks, those with the most room first. free: the free resources of each (Ray's names)."""
     room = {name: ranks_on(node, spec) for name, node in free.items() if OFFER in node}
@@ -114,6 +109,4 @@ def likely_nodes(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> li
 
 def _resources() -> dict[str, dict[str, float]]:
     """All resources of each live node, free or not."""
-    import ray
-
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return {node["NodeID"]: node["Resources"] for node in live_nodes()}

@@ -235,8 +235,8 @@ class RankProcess:
             self.last.extend(text for text in texts if text.strip())
         for start in range(0, len(texts), _MOST_LINES):
             some = texts[start : start + _MOST_LINES]
-            stream = "stderr" if name == "stderr" else "stdout"
-            self._add(LogLines(rank=self._rank, stream=stream, lines=some), sum(map(len, some)))
+            event = LogLines(rank=self._rank, stream="stderr" if name == "stderr" else "stdout", lines=some)
+            self._add(event, sum(map(len, some)))
 
     def _on_message(self, line: bytes) -> None:
         """Take a message of the rank. Its rank number is set here: the rank cannot speak for another."""

@@ -106,7 +106,7 @@ def _watch(connection: socket.socket, rank: int) -> int | None:
     while True:
         if (code := _reaped(rank)) is not None:
             return code
-        for descriptor in select.select([connection, wake], [], [])[0]:
+        for descriptor in select.select([connection.fileno(), wake], [], [])[0]:
             if descriptor == wake:
                 os.read(wake, 1 << 10)
             elif not (requests := _requests(connection)):

@@ -10,33 +10,31 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ....compiler import decoding
-from ....compiler.api.training.events import RankEnded, RankStarted, TrainEvent, describe_exit
+from ....compiler.api.training.events import RankEnded, RankStarted, describe_exit
 from ....compiler.api.training.node_messages import TrainOrder, node_job_id
 from ....compiler.api.training.rank_environment import ANSWER_ENVIRONMENT
 from ....compiler.errors import RelayError
 from ...scheduling.ray_resources import NAMESPACE
-from ..messages import JobReference, Rendezvous, StopOrder
+from ..messages import JobReference, Rendezvous
 from .environment import RankAssignment, rank_command, rank_environment
 from .process import RankProcess, error_line
 from .reaper import RankLaunch
+from .reports import SEND_SECONDS, ReportSender
 from .working_directory import WorkingDirectory
 
 _RENDEZVOUS = "TORCHRELAY_TRAIN_MEETING"
 """Where, in a worker's environment, a Rendezvous waits for its rank."""
 
 
-_SEND_SECONDS = 0.2
-"""Between two messages to the driver; a stop order arrives as late as that."""
-
-
-_UNSENT_BYTES = 4 << 20
-"""Events not sent yet; past it nothing more is read from the rank."""
+_UNSTORED_BYTES = 4 << 20
+"""Events that the driver has not stored yet; past it nothing more is read from the rank."""
 
 
 _ERROR_LINES = 3
@@ -56,7 +54,7 @@ def host_store(address: str, world_size: int) -> int:
 
 def _serve_store(listener: socket.socket, address: str, port: int) -> None:
     # connections meanwhile wait in the listener's queue: importing torch takes seconds
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and not in its __all__
 
     store = TCPStore(
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -65,8 +63,12 @@ def _serve_store(listener: socket.socket, address: str, port: int) -> None:
     del store
 
 
-def set_rendezvous(rendezvous: Rendezvous) -> None:
-    """In every worker, before its rank: store where the ranks of this attempt meet."""
+def set_rendezvous(rendezvous: Rendezvous, relays: Mapping[str, str]) -> None:
+    """In every worker, before its rank: store where the ranks of this attempt meet. relays: sockets, by node."""
+    import ray
+
+    relay = relays.get(ray.get_runtime_context().get_node_id(), "")
+    rendezvous = msgspec.structs.replace(rendezvous, relay=relay)
     os.environ[_RENDEZVOUS] = msgspec.json.encode(rendezvous).decode()
 
 
@@ -89,7 +91,7 @@ def run_rank(job: JobReference) -> None:
         address=rendezvous.address,
         port=rendezvous.port,
     )
-    driver = ray.get_actor(job.driver, namespace=NAMESPACE)
+    driver: Any = ray.get_actor(job.driver, namespace=NAMESPACE)
     node = ray.get_runtime_context().get_node_id()
     order_bytes, warm = ray.get([driver.order.remote(), driver.warm_process.remote(node)])
     order = decoding.from_msgpack(order_bytes, type=TrainOrder)
@@ -101,30 +103,37 @@ def run_rank(job: JobReference) -> None:
             f"rank {assignment.rank} has no working directory on {socket.gethostname()}: {error}"
         ) from None
     try:
-        _run(driver, order, assignment, work.path, Path(job.folder), warm)
+        sender = ReportSender(driver, assignment, relay=rendezvous.relay, seconds=rendezvous.seconds)
+        _run(sender, order, assignment, work.path, Path(job.folder), warm)
     finally:
         work.close()
 
 
 def _run(
-    driver: Any, order: TrainOrder, assignment: RankAssignment, work: Path, folder: Path, warm: str
+    sender: ReportSender,
+    order: TrainOrder,
+    assignment: RankAssignment,
+    work: Path,
+    folder: Path,
+    warm: str,
 ) -> None:
     environment = rank_environment(order, assignment, folder, os.environ)
     launch = RankLaunch(rank_command(order.spec), str(work), environment, channel=ANSWER_ENVIRONMENT)
     process = RankProcess(launch, assignment.rank, assignment.attempt, warm=warm)
-    sender = _EventSender(driver, assignment)
     started = False
     try:
         more = True
         while more:
-            if process.size < _UNSENT_BYTES:
-                more = process.poll(_SEND_SECONDS)
+            if sender.unstored < _UNSTORED_BYTES:
+                more = process.poll(sender.poll_seconds())
             else:
-                time.sleep(_SEND_SECONDS)
+                time.sleep(SEND_SECONDS)
             if process.pid and not started:
                 started = True
                 sender.add([_started(assignment, process)])
-            stop = sender.exchange(process)
+            size = process.size
+            sender.add(process.taken(), size)
+            stop = sender.exchange()
             if stop >= 0:
                 process.stop(stop)
         code = process.wait()
@@ -151,56 +160,3 @@ def _started(assignment: RankAssignment, process: RankProcess) -> RankStarted:
         at=time.time(),
         warm=process.warm,
     )
-
-
-class _EventSender:
-    """Sends events to the driver, one call at a time; the answers are its orders."""
-
-    def __init__(self, driver: Any, assignment: RankAssignment) -> None:
-        self._driver = driver
-        self._assignment = assignment
-        self._waiting: list[TrainEvent] = []
-        self._call: Any = None
-        self._next = 0.0
-        self.stopping = False
-
-    def add(self, events: list[TrainEvent]) -> None:
-        self._waiting += events
-
-    def exchange(self, process: RankProcess) -> float:
-        """Send all events, unless the last call is still running; the `stop` of the driver's last StopOrder."""
-        import ray
-
-        answer = StopOrder()
-        if self._call is not None:
-            done, _ = ray.wait([self._call], timeout=0)
-            if not done:
-                return answer.stop
-            answer = decoding.from_msgpack(ray.get(self._call), type=StopOrder)
-            self._call = None
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _SEND_SECONDS
-            self._waiting += process.taken()
-            self._send()
-        if answer.stop >= 0:
-            self.stopping = True
-        return answer.stop
-
-    def finish(self, events: list[TrainEvent]) -> None:
-        """Send all that is left; the driver has stored it when this returns."""
-        import ray
-
-        if self._call is not None:
-            answer = decoding.from_msgpack(ray.get(self._call), type=StopOrder)
-            self.stopping = self.stopping or answer.stop >= 0
-        self._waiting += events
-        self._send()
-        answer = decoding.from_msgpack(ray.get(self._call), type=StopOrder)
-        self.stopping = self.stopping or answer.stop >= 0
-
-    def _send(self) -> None:
-        events, self._waiting = self._waiting, []
-        self._call = self._driver.record.remote(
-            self._assignment.rank, self._assignment.attempt, msgspec.msgpack.encode(events)
-        )

@@ -18,6 +18,7 @@ from msgspec import Struct
 from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
 from ...distributed import process_groups, split_graphs
+from .. import guard_building
 from . import asked, recording, replay
 
 Part = Literal["digests", "guards", "install"]
@@ -32,6 +33,9 @@ class Programs(Protocol):
 
     def starting(self, frame: FrameName) -> AbstractContextManager[None]:
         """Around all that is done with a frame."""
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """Around all that is done to make a frame from a record; tracing is not."""
 
     def timed(self, part: Part) -> AbstractContextManager[None]:
         """Around a part of that."""
@@ -71,11 +75,8 @@ class FrameName(Struct, frozen=True):
 def install(programs: Programs) -> Callable[[], None]:
     """Begin to record frames and to make them from records; returns what ends it."""
     from torch._dynamo import convert_frame
-    from torch._dynamo import guards as own_guards
 
-    guards: Any = own_guards
     compile_frame, compile_ = convert_frame.compile_frame, convert_frame._compile
-    measure = guards.profile_guard_manager
     parameters = inspect.signature(compile_)
 
     @functools.wraps(compile_frame)
@@ -116,9 +117,10 @@ def install(programs: Programs) -> Callable[[], None]:
             programs.unfit(frame, f"its records have no key: {type(error).__name__}: {error}")
             return compile_(*args, **kwargs)
         try:
-            found, reason = replay.from_records(
-                programs.find(key), functools.partial(programs.graph, frame), given, programs.timed
-            )
+            with programs.uninterrupted():
+                found, reason = replay.from_records(
+                    programs.find(key), functools.partial(programs.graph, frame), given, programs.timed
+                )
             if found is not None:
                 programs.used(frame)
                 return found
@@ -135,12 +137,12 @@ def install(programs: Programs) -> Callable[[], None]:
         return returned
 
     convert_frame.compile_frame, convert_frame._compile = traced, compiled
-    guards.profile_guard_manager = replay.measured_after_tracing(measure)
+    make_guards_as_before = guard_building.install()
     ask_no_more = asked.observe(recording.note_asked)
 
     def uninstall() -> None:
         ask_no_more()
-        guards.profile_guard_manager = measure
+        make_guards_as_before()
         if convert_frame._compile is compiled:
             convert_frame._compile = compile_
         if convert_frame.compile_frame is traced:

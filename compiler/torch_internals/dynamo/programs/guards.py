@@ -144,10 +144,16 @@ class Frame:
         self._scope = {"L": local_scope, "G": global_scope}
         self._functions = dict(guards._get_closure_vars())
         self._cache: dict[Any, Any] = {}
+        self._known: dict[int, tuple[Any, Any]] = {}
+        """By the source's id, with the source, which keeps it: a source's own hash is Python."""
 
     def value(self, source: Any) -> Any:
         """Raises whatever the look-up raises."""
-        return source.get_value(self._scope, self._functions, self._cache)
+        known = self._known.get(id(source))
+        if known is None:
+            value = source.get_value(self._scope, self._functions, self._cache)
+            known = self._known[id(source)] = source, value
+        return known[1]
 
 
 def write(guards: Iterable[Any], frame: Frame, sources: SourceWriter) -> list[GuardRecord]:

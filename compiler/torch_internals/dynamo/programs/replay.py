@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +14,7 @@ import torch
 from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, NotPortable, ProgramGraph
 from ...distributed import split_graphs
+from .. import guard_building
 from . import asked, bytecode, guards, names, operators, shapes
 from .sources import read
 
@@ -124,24 +123,6 @@ class _Globals:
         if not self._keeps:
             for hook in self._hooks:
                 hook()
-
-
-class _Making(threading.local):
-    guards = False
-
-
-_making = _Making()
-"""Whether this thread makes guards from a record."""
-
-
-def measured_after_tracing(measure: Callable[..., float]) -> Callable[..., float]:
-    """In place of profile_guard_manager, whose figure goes to a log: it first clears the processor's caches."""
-
-    @functools.wraps(measure)
-    def measured(*args: Any) -> float:
-        return 0.0 if _making.guards else measure(*args)
-
-    return measured
 
 
 def _at_limit(given: Mapping[str, Any]) -> bool:
@@ -255,9 +236,8 @@ def _check_function(
     from torch._dynamo.utils import chromium_event_timed, get_metrics_context
     from torch.utils import _device
 
-    kept = _guards.GuardsSet()
-    for guard in guards.make(variant.guards, sources, live):
-        kept.add(guard, collect_debug_stack=False)  # where it was made says nothing of the program
+    # Each once, as recorded. A GuardsSet would hash each of them, and note where it was made.
+    kept: Any = list(guards.make(variant.guards, sources, live))
     state = OutputGraphGuardsState(
         local_scope=dict(given["locals"]),
         global_scope=given["globals"],
@@ -293,19 +273,16 @@ def _check_function(
         _guards.compile_context(_guards.CompileContext(given["compile_id"])),
         chromium_event_timed("dynamo", reset_event_log_on_exit=True),
         get_metrics_context(),
+        guard_building.values_from(live.value),
     ):
-        _making.guards = True
-        try:
-            manager = check(
-                given["code"],
-                state,
-                entries,
-                hooks.guard_fail_fn if hooks else None,
-                None,
-                shape_code_parts=conditions,
-            )
-        finally:
-            _making.guards = False
+        manager = check(
+            given["code"],
+            state,
+            entries,
+            hooks.guard_fail_fn if hooks else None,
+            None,
+            shape_code_parts=conditions,
+        )
     return manager.guard_manager
 
 

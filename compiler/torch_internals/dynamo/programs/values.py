@@ -197,6 +197,10 @@ def _function(value: types.FunctionType) -> Any:
 
 
 def _class(value: type) -> Any:
+    return digests.once("described class", value, _class_now)
+
+
+def _class_now(value: type) -> Any:
     try:
         known = digests.resolve(value.__module__, value.__qualname__)
     except LookupError:

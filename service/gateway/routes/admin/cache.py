@@ -24,12 +24,14 @@ router = JsonRouter("cache")
 
 @router.json("GET", "/v1/cache", "What the cache holds, a page at a time, in no order")
 async def entries(
+    gateway: Gateway,
     tenant: ReaderTenant,
     cursor: Annotated[
         str, Query(pattern="^([0-9]{1,19})?$", description="`next` of the page before; '' begins")
     ] = "",
     limit: Annotated[int, Query(ge=1, le=1000, description="About so many entries")] = 100,
 ) -> CacheReply:
+    await gateway.write_uses()
     found, following = await tenant.cache_admin.page(cursor=int(cursor or 0), limit=limit)
     return CacheReply(found, str(following) if following else "")
 
@@ -63,8 +65,8 @@ async def remove(key: CacheKey, admin: Admin, tenant: AdminTenant) -> CacheEntry
 async def import_artifact(
     request: Request, gateway: Gateway, admin: Admin, tenant: AdminTenant
 ) -> ImportReply:
-    data = await gateway.admission.read(request, gateway.settings.import_bytes)
-    key, outcome = await tenant.cache.import_artifact(data, by=admin)
+    async with gateway.admission.read_file(request, gateway.settings.import_bytes) as upload:
+        key, outcome = await tenant.cache.import_artifact(upload, by=admin)
     if outcome == "imported":
         await tenant.cache.trim()
     return ImportReply(key, outcome)
@@ -74,6 +76,7 @@ async def import_artifact(
 async def collect(gateway: Gateway, admin: Admin) -> CollectReply:
     if admin.everywhere:
         await gateway.shared.recount.run(await gateway.namespaces.names())
+        await gateway.tokens.forget_old()
     evicted = swept = 0
     for tenant in await gateway.administered(admin):
         evicted += await tenant.cache.trim()

@@ -14,7 +14,7 @@ from .....compiler.artifact.trust_document import SignedDocument
 from .....compiler.errors import Unavailable
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
-from ....signing.keyring import Ring
+from ....signing.trusted_keys import Ring
 from ...http.json_routes import JsonRouter
 from ..parameters import Gateway, Owner, Reader
 
@@ -26,7 +26,7 @@ _QUARTER = 90 * 86400
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A key's id, 16 hex digits")]
 
 
-class RotateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class RotateRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `POST /v1/keys`. `overlap_seconds`: how long the last key's signatures stay valid; null: for ever."""
 
     overlap_seconds: Annotated[int, Meta(ge=0, le=_YEARS_10)] | None = _QUARTER

@@ -1,4 +1,4 @@
-"""/v1/namespaces: what each may use and does; an administrator of all sets quotas."""
+"""/v1/namespaces: what each may use and does; an administrator of all sets quotas and deletes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path
 
-from .....compiler.api.admin import NamespaceReply, QuotaChange
+from .....compiler.api.admin import NamespaceRemoval, NamespaceReply, QuotaChange
 from ....access.namespaces import PATTERN
 from ...http.json_routes import JsonRouter
 from ..parameters import Gateway, Owner, Reader
@@ -32,3 +32,13 @@ async def namespace(name: Name, gateway: Gateway, grant: Reader) -> NamespaceRep
 async def change(name: Name, body: QuotaChange, gateway: Gateway, admin: Owner) -> NamespaceReply:
     await gateway.quotas.change(name, body, by=admin)
     return await gateway.quotas.read(name)
+
+
+@router.json(
+    "DELETE",
+    "/v1/namespaces/{name}",
+    "Delete a namespace with all that it has",
+    description="Revokes its tokens, then deletes a part at each request: repeat it until the state is `done`.",
+)
+async def remove(name: Name, gateway: Gateway, admin: Owner) -> NamespaceRemoval:
+    return await gateway.namespace_remover.remove(name, by=admin)

@@ -74,16 +74,20 @@ async def compile_graph(
     if media_type != codec.GRAPH_MEDIA_TYPE:
         wrong = MalformedRequest(f"content type is {media_type or 'missing'}, not {codec.GRAPH_MEDIA_TYPE}")
         return reply(wrong, retry_after_seconds=gateway.settings.retry_after_seconds, status=415)
-    body = await gateway.admission.read(request)
-    key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
+    tracer = gateway.tracer
+    with tracer.span("admission") as span:
+        body = await gateway.admission.read(request)
+        key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
+        span.describe(key=key, bytes=len(body))
     for _ in range(_LOOKUPS):
-        found = await tenant.cache.lookup(key, "hit")
+        with tracer.span("lookup"):
+            found = await tenant.cache.lookup(key, "hit")
         if found is not None:
             return artifact_response(found, {KEY_HEADER: key, CACHE_HEADER: "hit"})
         parsed = parsed or await gateway.admission.request_of(body, namespace=tenant.namespace)
         await tenant.misses.record(parsed)
         if wait == "cache":
-            await tenant.counters.count_miss()
+            gateway.shared.uses.count(tenant.namespace, {"requests": 1, "misses": 1})
             raise NotFound("this graph is not in the cache", hint="Send it without wait=cache")
         if parsed.kernels and not grant.source:
             log.warning("source_refused", key=key, name=grant.name, token=grant.id)
@@ -91,7 +95,10 @@ async def compile_graph(
                 f"this graph is not in the cache, and the token of {grant.name!r} may not send source: "
                 f"the user-written Triton kernel {parsed.kernels[0]!r}"
             )
-        answer = await tenant.queue.ask(parsed, body, finish=finish)
+        with tracer.span("queue") as span:
+            answer = await tenant.queue.ask(parsed, body, finish=finish)
+            if answer == "wait" and tracer.exports:
+                span.link(await tenant.events.cause(key))
         if answer == "queued":
             await _log_compile(tenant, grant, parsed)
             await tenant.saved_requests.note(key, body)

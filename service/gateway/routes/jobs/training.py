@@ -23,9 +23,8 @@ from .....compiler.api.training.jobs import (
 )
 from .....compiler.errors import BadTrainJob, Forbidden
 from ....access.audit import AuditAction, AuditEvent
-from ....access.tokens import Grant
+from ....access.tokens import Grant, rank_token_name
 from ....jobs.training.records import Series
-from ....jobs.training.run import token_name
 from ...http.errors import documented
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter, binary_content
@@ -63,7 +62,7 @@ Limit = Annotated[int, Query(ge=1, le=10_000, description="At most so many")]
 
 async def _writer(job: str, grant: Reader) -> Grant:
     """The job's own ranks, or the holder of a token that may start jobs. Raises Forbidden."""
-    if not grant.allows("train") and grant.name != token_name(job):
+    if not grant.allows("train") and grant.name != rank_token_name(job):
         raise Forbidden(f"the token of {grant.name!r} is neither this job's nor has the role 'train'")
     return grant
 
@@ -75,8 +74,9 @@ async def _writer(job: str, grant: Reader) -> Grant:
     body_type=_BYTES,
 )
 async def store_package(request: Request, gateway: Gateway, tenant: TrainerTenant) -> PackageStored:
-    data = await gateway.admission.read(request, gateway.settings.train_package_bytes)
-    return PackageStored(await tenant.training_files.put_package(data), len(data))
+    async with gateway.admission.read_file(request, gateway.settings.train_package_bytes) as upload:
+        await tenant.training_files.put_package(upload)
+        return PackageStored(upload.digest, upload.size)
 
 
 @router.json(
@@ -97,7 +97,7 @@ async def begin(body: TrainRequest, trainer: Trainer, tenant: TrainerTenant) -> 
 
 @router.json("GET", "/v1/trains", "Training jobs, the newest first")
 async def jobs(tenant: ReaderTenant) -> TrainsReply:
-    return TrainsReply(await tenant.training_jobs.jobs())
+    return TrainsReply(await tenant.training_jobs.readable_jobs())
 
 
 @router.json("GET", "/v1/trains/{job}", "A training job and how far it is")
@@ -236,8 +236,8 @@ async def put_file(
     job: Job, name: FileName, request: Request, gateway: Gateway, tenant: ReaderTenant
 ) -> TrainFile:
     await tenant.training_jobs.job(job)
-    data = await gateway.admission.read(request, gateway.settings.train_file_bytes)
-    return await tenant.training_jobs.put_file(job, name, data)
+    async with gateway.admission.read_file(request, gateway.settings.train_file_bytes) as upload:
+        return await tenant.training_jobs.put_file(job, name, upload)
 
 
 # --- events ------------------------------------------------------------------------------------------------

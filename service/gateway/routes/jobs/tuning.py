@@ -60,7 +60,7 @@ async def store_graph(request: Request, gateway: Gateway, tenant: TunerTenant) -
 
 @router.json("GET", "/v1/tunes", "Batch jobs, the newest first")
 async def jobs(tenant: ReaderTenant) -> TunesReply:
-    return TunesReply(await tenant.tuning_jobs.jobs())
+    return TunesReply(await tenant.tuning_jobs.readable_jobs())
 
 
 @router.json("GET", "/v1/tunes/{job}", "A batch job and how far each of its items is")

@@ -42,4 +42,4 @@ async def import_winners(body: TuningsRequest, tuner: Tuner, tenant: TunerTenant
         AuditEvent(action="tunings_imported", name=tuner.name, token=tuner.id, detail=detail)
     )
     stored = await tenant.tunings.store(body.entries, replace=body.replace)
-    return TuningsImported(**Counter(each.outcome for each in stored))
+    return TuningsImported(**Counter[str](each.outcome for each in stored))

@@ -1,10 +1,10 @@
 -- A token's record, and whether it may ask once more now: a bucket that fills evenly (GCRA), in the round trip
--- that reads the record.
+-- that reads the record. While Redis refuses writes (pcall), nothing is counted, so that hits are answered then, too.
 -- ARGV: requests a second of a token without a rate of its own (0: no limit); how many seconds' worth of requests may
 --       come at once; the record, where it is not among the tokens but made of claims that another issuer signed: its
 --       namespace exists from now on.
 -- Returns nil, or {record, milliseconds to wait}: 0 lets it pass.
-local tokens, bucket, namespaces = unpack(KEYS)
+local tokens, bucket, namespaces, changed = unpack(KEYS)
 local digest, rate, burst_seconds, prefix, default, made = unpack(ARGV)
 local data = made ~= '' and made or redis.call('HGET', tokens, digest)
 if not data then
@@ -12,7 +12,7 @@ if not data then
 end
 local record = cjson.decode(data)
 if made ~= '' and record.namespace and record.namespace ~= '*' and record.namespace ~= default then
-  redis.call('HSETNX', namespaces, record.namespace, '{}')
+  redis.pcall('HSETNX', namespaces, record.namespace, '{}')
 end
 rate = tonumber(rate)
 if type(record.rate) == 'number' then
@@ -30,8 +30,9 @@ if ahead > most then
   if namespace and namespace ~= '*' and namespace ~= default then
     prefix = prefix .. 'ns:' .. namespace .. ':'
   end
-  redis.call('HINCRBY', prefix .. 'stats', 'rate_limited', 1)
+  redis.pcall('HINCRBY', prefix .. 'stats', 'rate_limited', 1)
+  redis.pcall('SADD', changed, prefix .. 'stats')
   return {data, math.ceil((ahead - most) / 1000)}
 end
-redis.call('SET', bucket, integer(microseconds + ahead), 'PX', math.ceil(ahead / 1000) + 1)
+redis.pcall('SET', bucket, integer(microseconds + ahead), 'PX', math.ceil(ahead / 1000) + 1)
 return {data, 0}

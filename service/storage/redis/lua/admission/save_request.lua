@@ -1,6 +1,13 @@
 -- Store the body of a request for tuning jobs that will name it by key; the oldest make room.
-local saved, sizes, total, request = unpack(KEYS)
+-- ARGV: body: '' takes that of the key's compile, which Redis has. Returns 1, or 0 if the compile is over.
+local saved, sizes, total, request, compiled = unpack(KEYS)
 local key, body, most_bytes, prefix = unpack(ARGV)
+if body == '' then
+  body = redis.call('GET', compiled)
+  if not body then
+    return 0
+  end
+end
 redis.call('ZADD', saved, integer(now), key)
 redis.call('SET', request, body)
 redis.call('INCRBY', total, #body - tonumber(redis.call('HGET', sizes, key) or '0'))

@@ -1,20 +1,9 @@
--- A hit in one round trip: the index entry, the blob if Redis holds it, last use and counters.
--- KEYS: Keys.entry_keys. ARGV: use: 'hit' or 'fetch'. Returns nil, or {digest, size, place, blob or nil}.
-local index, lru, pinned, _, _, _, stats = unpack(KEYS)
-local key, blob_prefix, use = unpack(ARGV)
-local digest, size, seconds, place = unpack(redis.call('HMGET', index, 'digest', 'size', 'seconds', 'place'))
+-- An entry of the index, and its blob if Redis holds it. It only reads, so that it works on a Redis that takes no writes.
+-- KEYS: the entry's index. ARGV: prefix of blobs; have: the digest of a blob that the caller holds, which is not sent
+-- again. Returns nil, or {digest, size, place, seconds that it saves, blob or nil}.
+local digest, size, place, seconds = unpack(redis.call('HMGET', KEYS[1], 'digest', 'size', 'place', 'seconds'))
 if not digest then
   return false
 end
-local blob = place == 'redis' and redis.call('GET', blob_prefix .. digest)
-redis.call('ZADD', lru, 'XX', integer(now), key) -- it is in one of the two
-redis.call('ZADD', pinned, 'XX', integer(now), key)
-if use == 'hit' then
-  redis.call('HINCRBY', stats, 'requests', 1)
-  redis.call('HINCRBY', stats, 'hits', 1)
-  redis.call('HINCRBYFLOAT', stats, 'seconds_saved', seconds_saved(seconds))
-else
-  redis.call('HINCRBY', stats, 'fetches', 1)
-end
-redis.call('HINCRBY', stats, 'bytes_served', size)
-return {digest, size, place, blob}
+local blob = place == 'redis' and digest ~= ARGV[2] and redis.call('GET', ARGV[1] .. digest)
+return {digest, size, place, seconds_saved(seconds), blob}

@@ -4,10 +4,10 @@
 -- problems that were measured, and that were known; unverified: 1 if nothing was compared with eager, else 0; the
 -- audit entry's fields come last.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
-local index, lru, _, sizes, total, inline, stats, audit, recount = unpack(KEYS)
-local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills, pending = unpack(KEYS, 10)
+local index, lru, _, sizes, total, inline, stats, audit, recount, changed = unpack(KEYS)
+local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills, pending = unpack(KEYS, 11)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
-local seconds, components, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
+local seconds, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
 size, seconds, searched = integer(finite(size)), finite(seconds), integer(finite(searched))
 recalled, unverified = integer(finite(recalled)), integer(finite(unverified))
 local existing = redis.call('HGET', index, 'digest')
@@ -33,9 +33,9 @@ if place == 'redis' then
   redis.call('PERSIST', blob)
 end
 redis.call('HSET', index, 'digest', digest, 'size', size, 'place', place, 'namespace', namespace,
-  'seconds', string.format('%.6f', seconds), 'components', components, 'created', integer(now))
+  'seconds', string.format('%.6f', seconds), 'created', integer(now))
 redis.call('ZADD', lru, integer(now), key)
-redis.call('DECRBY', total, redis.call('HGET', sizes, key) or 0)
+add_bytes(0 - (redis.call('HGET', sizes, key) or 0), 'store', total, inline)
 redis.call('HSET', sizes, key, size)
 add_bytes(size, place, total, inline)
 local counting = redis.call('HGET', recount, 'id')
@@ -51,9 +51,10 @@ if not imported then
   redis.call('HINCRBY', stats, 'unverified', unverified)
 end
 redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
+redis.call('SADD', changed, stats)
 redis.call('DEL', lease, run, request, waiters, kills)
 redis.call('ZREM', active, key)
 redis.call('ZREM', pending, lease)
-redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 16))
+redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', unpack(ARGV, 15))
 redis.call('PUBLISH', wake, key)
 return {'published', digest}

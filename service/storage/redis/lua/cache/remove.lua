@@ -1,12 +1,13 @@
 -- Take an entry out of the index, pinned or not, and its blob out of Redis; the caller deletes one in the store.
 -- KEYS: Keys.entry_keys. ARGV: the audit entry's fields come last. Returns nil, or {digest, place}.
-local index, lru, pinned, sizes, total, inline, _, audit, recount = unpack(KEYS)
+local index, lru, pinned, sizes, total, inline, stats, audit, recount, changed = unpack(KEYS)
 local key, most_audited, blob_prefix = unpack(ARGV)
 local digest, place = unpack(redis.call('HMGET', index, 'digest', 'place'))
 if not digest then
   return false
 end
 drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
+redis.call('SADD', changed, stats)
 if place == 'redis' then
   redis.call('DEL', blob_prefix .. digest)
 end

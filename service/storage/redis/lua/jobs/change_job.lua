@@ -1,11 +1,11 @@
 -- End, cancel or resume a job.
--- KEYS: jobs, open, job.
+-- KEYS: jobs, open, job, open_jobs.
 -- ARGV: id, kind ('tune' or 'train'), wake channel, 'end', 'cancel' (the lease's holder then ends it) or 'resume',
 --       owner of the lease or '' (no lease is needed), new state, name and data of the event, most open ones,
 --       how many events of a job that has ended stay, then field and value of what is set with it.
 -- Returns {'changed'}, {'unchanged'} (the job is not in a state for it), {'gone'} (there is no such job) or
 -- {'many', how many are open}.
-local jobs, open, job = KEYS[1], KEYS[2], KEYS[3]
+local jobs, open, job, open_jobs = unpack(KEYS)
 local training, transition = ARGV[2] == 'train', ARGV[4]
 local state = redis.call('HGET', job, 'state')
 if not state then
@@ -44,16 +44,16 @@ redis.call('PUBLISH', ARGV[3], ARGV[2] .. ':' .. ARGV[1])
 if transition == 'cancel' then
   return {'changed'}
 end
-local time = redis.call('TIME')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 redis.call('HINCRBY', job, 'turn', 1)
 if transition == 'end' then
-  redis.call('HSET', job, 'state', ARGV[6], 'ended', now)
+  redis.call('HSET', job, 'state', ARGV[6], 'ended', integer(now))
   redis.call('ZREM', open, ARGV[1])
+  redis.call('ZREM', open_jobs, job)
   redis.call('DEL', job .. ':lease')
 else
   redis.call('HSET', job, 'state', ARGV[6], 'ended', 0)
-  redis.call('ZADD', open, redis.call('ZSCORE', jobs, ARGV[1]) or now, ARGV[1])
+  redis.call('ZADD', open, redis.call('ZSCORE', jobs, ARGV[1]) or integer(now), ARGV[1])
+  redis.call('ZADD', open_jobs, integer(now), job)
   if training then
     redis.call('HINCRBY', job, 'resumes', 1)
   else

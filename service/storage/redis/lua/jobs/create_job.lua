@@ -1,9 +1,9 @@
 -- Create a job, or write it again after Redis came back without it. The oldest jobs that have ended make room.
--- KEYS: jobs, open, job, audit.
+-- KEYS: jobs, open, job, audit, open_jobs.
 -- ARGV: id, kind ('tune' or 'train'), wake channel, created ms, most jobs, most open ones, name and data of its first
 --       event or '', most audit entries, then of each hash entry: suffix of the hash's key, field, value.
 -- Returns {'new', ids of those that made room}, {'exists'} or {'many', how many are open}.
-local jobs, open, job, audit = unpack(KEYS)
+local jobs, open, job, audit, open_jobs = unpack(KEYS)
 if redis.call('EXISTS', job) == 1 then
   return {'exists'}
 end
@@ -15,6 +15,7 @@ for at = 10, #ARGV, 3 do
 end
 redis.call('ZADD', jobs, ARGV[4], ARGV[1])
 redis.call('ZADD', open, ARGV[4], ARGV[1])
+redis.call('ZADD', open_jobs, integer(now), job)
 if ARGV[8] ~= '' then
   local number = '*'
   if ARGV[2] == 'train' then

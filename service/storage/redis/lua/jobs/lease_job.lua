@@ -1,12 +1,14 @@
 -- Take, renew or release the lease of a job. Only the holder of the lease runs the job.
--- KEYS: job. ARGV: id, kind ('tune' or 'train'), wake channel, owner, lease ms, 'take' or 'release', turn or ''.
+-- KEYS: job, open_jobs. ARGV: id, kind ('tune' or 'train'), wake channel, owner, lease ms, 'take' or 'release', turn or ''.
 -- Returns {'held', who cancelled the job, in words, or ''}, {'taken'} by another, {'ended'} (the job has ended, or had
 -- and was resumed since this turn), {'gone'} (there is no such job) or {'released'}.
-local job, lease = KEYS[1], KEYS[1] .. ':lease'
+local job, open_jobs = unpack(KEYS)
+local lease = job .. ':lease'
 local notification = ARGV[2] .. ':' .. ARGV[1]
 if ARGV[6] == 'release' then
   if redis.call('GET', lease) == ARGV[4] then
     redis.call('DEL', lease)
+    redis.call('ZADD', open_jobs, 'XX', integer(now), job)
     redis.call('PUBLISH', ARGV[3], notification)
   end
   return {'released'}
@@ -14,6 +16,7 @@ end
 local found = redis.call('HMGET', job, 'state', 'turn', 'wish')
 local state = found[1]
 if not state then
+  redis.call('ZREM', open_jobs, job)
   return {'gone'}
 end
 if state == 'done' or state == 'failed' or state == 'cancelled' or (ARGV[7] ~= '' and found[2] ~= ARGV[7]) then
@@ -24,6 +27,7 @@ if holder and holder ~= ARGV[4] then
   return {'taken'}
 end
 redis.call('SET', lease, ARGV[4], 'PX', ARGV[5])
+redis.call('ZADD', open_jobs, integer(now + ARGV[5]), job)
 if ARGV[2] == 'tune' and state == 'waiting' then
   redis.call('HSET', job, 'state', 'running')
   redis.call('XADD', job .. ':events', '*', 'event', 'job', 'data', '{"state":"running"}')

@@ -1,21 +1,26 @@
 -- Answer a request for a key that is not cached: queue its compile, take the lease, join its holder, or refuse. Who asks
--- without the body is told if it is needed, and nothing has changed then.
+-- without the body is told if it is needed; then only the time of that is noted.
 -- KEYS: Keys.compile_keys. mode: 'queue': for any dispatcher; 'ask': take the lease; 'take': take the lease of a compile
 -- that is queued, or whose holder died. what: which workers it needs, for dispatchers. most_compiles,
--- most_seconds: limits of a namespace without its own quota (0: no limit).
--- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'queued'},
---         {'lease', fence, body if mode is 'take', how often it was taken, ms since it was queued, wanted 1 or 0},
+-- most_seconds: limits of a namespace without its own quota (0: no limit). trace: the caller's span.
+-- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
+--         {'lease', fence, body if mode is 'take', how often it was taken, ms since it was queued, wanted 1 or 0,
+--          trace of whoever asked first},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
-local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending = unpack(KEYS)
+local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, changed
+  = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, what, mode = unpack(ARGV)
-local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds = unpack(ARGV, 11)
+local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace = unpack(ARGV, 11)
 local asking = mode ~= 'take'
+
+local SENDING_MS = 500 -- who has not sent the body by then has gone away
 
 local function count(field)
   if asking then
     redis.call('HINCRBY', stats, 'requests', 1)
     redis.call('HINCRBY', stats, field, 1)
+    redis.call('SADD', changed, stats)
   end
 end
 
@@ -41,7 +46,7 @@ local held = redis.call('GET', lease)
 if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
   if holder == owner then -- the same call again, after a lost answer
-    return {'lease', held_fence, asking and '' or redis.call('GET', request) or '', 1, 0, 1}
+    return {'lease', held_fence, asking and '' or redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or ''}
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -111,12 +116,21 @@ if refused then
 end
 
 if body == '' then
+  -- of those who queue at one time one sends the body; the others ask again, and soon find the compile queued
+  if mode == 'queue' then
+    local sending = redis.call('HGET', run, 'sending')
+    if sending and now - tonumber(sending) < SENDING_MS then
+      return {'later'}
+    end
+    redis.call('HSET', run, 'sending', integer(now))
+    redis.call('PEXPIRE', run, ttl_ms)
+  end
   return {'body'}
 end
 local wanted = 1
 if not running then
   redis.call('DEL', events, run, waiters)
-  redis.call('HSET', run, 'started', integer(now), 'joins', 0)
+  redis.call('HSET', run, 'started', integer(now), 'joins', 0, 'trace', trace)
 elseif not asking then
   redis.call('ZREMRANGEBYSCORE', waiters, '-inf', integer(now))
   wanted = (redis.call('HGET', run, 'finish') == '1' or redis.call('ZCARD', waiters) > 0) and 1 or 0
@@ -148,4 +162,4 @@ if times > 1 or asking then
 end
 count('misses')
 local waited = now - tonumber(redis.call('HGET', run, 'started') or now)
-return {'lease', number, asking and '' or body, times, waited, wanted}
+return {'lease', number, asking and '' or body, times, waited, wanted, redis.call('HGET', run, 'trace') or ''}

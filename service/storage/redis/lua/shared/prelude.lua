@@ -37,9 +37,20 @@ local function add_event(events, run, ttl_ms, stage, detail, failure)
   redis.call('PEXPIRE', events, ttl_ms)
 end
 
--- Add an entry's size to the sums, or take it from them.
+-- Beside `inline`, which every script that needs them has: the sum of all `total`, and these by their size (keys.py).
+local function sums_of_all(inline)
+  local installation = inline:sub(1, -1 - #'inline')
+  return installation .. 'bytes', installation .. 'held'
+end
+
+-- Add an entry's size to the sums, or take it from them. Sums of all are there once evict.lua or a count has made
+-- them.
 local function add_bytes(size, place, total, inline)
-  redis.call('INCRBY', total, integer(size))
+  local own, bytes, held = redis.call('INCRBY', total, integer(size)), sums_of_all(inline)
+  if redis.call('EXISTS', bytes) == 1 then
+    redis.call('INCRBY', bytes, integer(size))
+    redis.call('ZADD', held, own, total)
+  end
   if place == 'redis' then
     redis.call('INCRBY', inline, integer(size))
   end

@@ -7,15 +7,22 @@ local slots, dispatchers, closed = unpack(KEYS)
 local caller, lease_ms, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 local live, members, renewed = {[caller] = true}, 1, false
-for _, each in ipairs(redis.call('ZRANGE', dispatchers, '(' .. integer(now), '+inf', 'BYSCORE')) do
-  renewed = renewed or each == caller
-  members = members + (each == caller and 0 or 1)
-  live[each] = true
+local known, expired = redis.call('ZRANGE', dispatchers, 0, -1, 'WITHSCORES'), false
+for position = 1, #known, 2 do
+  local each = known[position]
+  if tonumber(known[position + 1]) > now then
+    renewed = renewed or each == caller
+    members = members + (each == caller and 0 or 1)
+    live[each] = true
+  else
+    expired = true
+  end
 end
 
-local owner, leaves, freed, fields = {}, {}, {}, redis.call('HGETALL', slots)
+local owner, leaves, freed, stored, fields = {}, {}, {}, {}, redis.call('HGETALL', slots)
 for position = 1, #fields, 2 do
   local slot, holder, mark = fields[position], fields[position + 1]:match('^(%w+)(-?)$')
+  stored[slot] = fields[position + 1]
   leaves[slot] = mark == '-'
   if holder == caller or not live[holder] then
     freed[slot] = true
@@ -53,7 +60,7 @@ for position = 4 + count, #ARGV do
 end
 -- Redis lost its memory, or did not answer for a while: others may use slots, too, and have not said so yet.
 local returns = not renewed and #own > 0
-if not returns and redis.call('EXISTS', closed) == 0 then
+if not returns and #own < share and redis.call('EXISTS', closed) == 0 then
   for position = 4, 3 + count do
     local slot = ARGV[position]
     if #own < share and not owner[slot] then
@@ -65,15 +72,22 @@ if not returns and redis.call('EXISTS', closed) == 0 then
 end
 
 for slot in pairs(freed) do
-  redis.call('HDEL', slots, slot)
+  if lease_ms == 0 or owner[slot] ~= caller then
+    redis.call('HDEL', slots, slot)
+  end
 end
-redis.call('ZREMRANGEBYSCORE', dispatchers, '-inf', integer(now))
+if expired then
+  redis.call('ZREMRANGEBYSCORE', dispatchers, '-inf', integer(now))
+end
 if lease_ms == 0 then
   redis.call('ZREM', dispatchers, caller)
   return {}
 end
 for _, slot in ipairs(own) do
-  redis.call('HSET', slots, slot, caller .. (leaves[slot] and '-' or ''))
+  local value = caller .. (leaves[slot] and '-' or '')
+  if stored[slot] ~= value then
+    redis.call('HSET', slots, slot, value)
+  end
 end
 redis.call('ZADD', dispatchers, integer(now + lease_ms), caller)
 redis.call('PEXPIRE', slots, lease_ms)

@@ -1,4 +1,4 @@
-"""A graph that runs eagerly first: when its compiled form takes over, and when not."""
+"""A graph that runs eagerly first: when its compiled versions take over, and when not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torchrelay
 from forked import child_finds
 from torch.utils.checkpoint import checkpoint
-from torchrelay.clients.artifacts.eager_first import EagerFirst, Pending
+from torchrelay.clients.artifacts.takeover import ChangingGraph, Pending, Takeover
 
 
 class _Recorded(torch.autograd.Function):
@@ -30,14 +30,15 @@ class _Recorded(torch.autograd.Function):
 
 
 class Forms:
-    """Both forms of a graph, which write down when they run. It is eager until `answered`."""
+    """The forms of a graph, which write down when they run. A later one is due once it is in `answered`."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception, later: tuple[str, ...] = ("compiled",)) -> None:
         self.written: list[str] = []
         self.taken: list[tuple[int, int]] = []
-        self.answered = False
+        self.answered: set[str] = set()
+        self.refused: set[str] = set()
         self.errors = list(errors)
-        self.graph = EagerFirst(self.form("eager"), lambda _: not self.answered, self.take_over)
+        self.graph = ChangingGraph(self.form("eager"), [self.takeover(name) for name in later])
 
     def form(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         def run(x: torch.Tensor) -> torch.Tensor:
@@ -47,11 +48,14 @@ class Forms:
 
         return run
 
-    def take_over(self, calls: int, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        self.taken.append((calls, len(inputs)))
-        if self.errors:
-            raise self.errors.pop(0)
-        return self.form("compiled")
+    def takeover(self, name: str) -> Takeover:
+        def take(calls: int, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
+            self.taken.append((calls, len(inputs)))
+            if self.errors:
+                raise self.errors.pop(0)
+            return None if name in self.refused else self.form(name)
+
+        return Takeover(lambda _: name in self.answered, take)
 
     def call(self, x: torch.Tensor | None = None) -> torch.Tensor:
         found: torch.Tensor = self.graph.call(torch.ones(2, requires_grad=True) if x is None else x)
@@ -62,7 +66,7 @@ def test_the_compiled_form_takes_over_at_the_first_call_after_the_answer() -> No
     forms = Forms()
     forms.call()
     forms.call()
-    forms.answered = True
+    forms.answered.add("compiled")
     assert forms.taken == []
     forms.call()
     forms.call()
@@ -73,7 +77,7 @@ def test_the_compiled_form_takes_over_at_the_first_call_after_the_answer() -> No
 def test_a_backward_is_of_the_form_that_ran_forward() -> None:
     forms = Forms()
     first = forms.call()
-    forms.answered = True
+    forms.answered.add("compiled")
     second = forms.call()
     first.sum().backward()
     second.sum().backward()
@@ -83,7 +87,7 @@ def test_a_backward_is_of_the_form_that_ran_forward() -> None:
 def test_a_forward_that_a_checkpoint_runs_again_stays_eager() -> None:
     forms = Forms()
     found = checkpoint(forms.call, torch.ones(2, requires_grad=True), use_reentrant=False)
-    forms.answered = True
+    forms.answered.add("compiled")
     found.sum().backward()
     forms.call()
     assert "compiled" not in forms.written and forms.taken == []
@@ -91,7 +95,7 @@ def test_a_forward_that_a_checkpoint_runs_again_stays_eager() -> None:
 
 def test_an_error_of_the_takeover_is_the_calls_own_and_the_next_call_tries_again() -> None:
     forms = Forms(ValueError("first"), ValueError("second"))
-    forms.answered = True
+    forms.answered.add("compiled")
     for expected in ("first", "second"):
         with pytest.raises(ValueError, match=expected):
             forms.call()
@@ -103,7 +107,7 @@ def test_of_many_threads_one_takes_over() -> None:
     forms = Forms()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: forms.call(), range(40)))
-        forms.answered = True
+        forms.answered.add("compiled")
         list(pool.map(lambda _: forms.call(), range(40)))
     assert forms.written == ["eager"] * 40 + ["compiled"] * 40
     assert forms.taken == [(40, 1)]
@@ -112,15 +116,73 @@ def test_of_many_threads_one_takes_over() -> None:
 def test_a_call_is_eager_while_it_is_said_to_be() -> None:
     forms, asked = Forms(), []
 
-    def is_eager(call: int) -> bool:
+    def is_due(call: int) -> bool:
         asked.append(call)
-        return call < 2
+        return call >= 2
 
-    graph = EagerFirst(forms.form("eager"), is_eager, forms.take_over)
+    graph = ChangingGraph(forms.form("eager"), [forms.takeover("compiled")._replace(is_due=is_due)])
     for _ in range(5):
         graph.call(torch.ones(2))
     assert forms.written == ["eager"] * 2 + ["compiled"] * 3
     assert asked == [0, 1, 2]
+
+
+def test_a_better_version_takes_over_from_the_first_one() -> None:
+    forms = Forms(later=("untuned", "tuned"))
+    forms.call()
+    forms.answered.add("untuned")
+    pending = [forms.call(), forms.call()]
+    forms.answered.add("tuned")
+    pending.append(forms.call())
+    for found in pending:
+        found.sum().backward()
+    assert forms.written[:4] == ["eager", "untuned", "untuned", "tuned"]
+    assert forms.written[4:] == ["untuned backward", "untuned backward", "tuned backward"]
+    assert [calls for calls, _ in forms.taken] == [1, 3]
+
+
+def test_a_version_that_a_better_one_overtakes_is_never_taken() -> None:
+    forms = Forms(later=("untuned", "tuned"))
+    forms.call()
+    forms.answered |= {"untuned", "tuned"}
+    forms.call()
+    forms.call()
+    assert forms.written == ["eager", "tuned", "tuned"] and len(forms.taken) == 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "runs"),
+    [
+        ({"tuned"}, ["eager", "untuned", "untuned"]),
+        ({"untuned"}, ["eager", "eager", "tuned"]),
+        ({"untuned", "tuned"}, ["eager"] * 3),
+    ],
+)
+def test_where_a_version_cannot_be_had_the_one_before_goes_on(refused: set[str], runs: list[str]) -> None:
+    forms = Forms(later=("untuned", "tuned"))
+    forms.refused = refused
+    for answer in ("", "untuned", "tuned"):
+        forms.answered.add(answer)
+        forms.call()
+    assert forms.written == runs
+    forms.call()
+    assert len(forms.taken) == 2  # each is asked for once
+
+
+def test_a_version_whose_forward_a_checkpoint_runs_again_stays() -> None:
+    forms = Forms(later=("untuned", "tuned"))
+    forms.answered.add("untuned")
+    found = checkpoint(forms.call, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert forms.written == ["eager"]
+    found.sum().backward()
+    forms = Forms(later=("untuned", "tuned"))
+    forms.answered.add("untuned")
+    forms.call()
+    found = checkpoint(forms.call, torch.ones(2, requires_grad=True), use_reentrant=False)
+    forms.answered.add("tuned")
+    found.sum().backward()
+    forms.call()
+    assert "tuned" not in forms.written
 
 
 def artifact() -> Any:
@@ -143,10 +205,10 @@ def test_a_thread_receives_and_the_program_loads() -> None:
 
     pending = Pending(receive, load)
     pending.start()
-    assert pending.is_eager(0) and not pending.ready
+    assert not pending.is_due(0) and not pending.ready
     go.set()
     assert pending.load() is loaded
-    assert pending.ready and not pending.is_eager(1)
+    assert pending.ready and pending.is_due(1)
     assert threads[0] is not threads[1] is threading.current_thread()
 
 
@@ -167,20 +229,27 @@ def test_a_forked_child_has_no_thread_that_receives_and_stays_eager() -> None:
 
     def stays_eager() -> bool:
         go.set()
-        return pending.is_eager(0)
+        return not pending.is_due(0)
 
     assert child_finds(stays_eager)
     go.set()
 
 
-def test_where_no_thread_can_start_it_is_received_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_start_it_is_received_at_once_after_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    pending = Pending(artifact, lambda found: found)
+    received: list[str] = []
+    before = Pending(lambda: received.append("untuned") or artifact(), artifact)
+    pending = Pending(
+        lambda: before.wait() or received.append("tuned") or artifact(), artifact, before=before
+    )
     pending.start()
-    assert pending.ready
+    before.start()
+    assert pending.ready and received == ["untuned", "tuned"]
 
 
 @pytest.mark.parametrize("value", ["yes", 1, []])

@@ -1,0 +1,92 @@
+"""Dynamo's own guards, made in less time while a thread makes them from a record: the same guards, but each value is
+looked up once, and nothing is prepared for logs, exports and filters."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class _Making(threading.local):
+    value: Callable[[Any], Any] | None = None
+
+
+_making = _Making()
+"""What this thread finds at a source; None while it makes no guards from a record."""
+
+
+@contextlib.contextmanager
+def values_from(value: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside the block, guards of this thread are made of what `value` finds at a source (GuardBuilder.get): they are
+    on the very values that a record was compared with. Needs `install`."""
+    before, _making.value = _making.value, value
+    try:
+        yield
+    finally:
+        _making.value = before
+
+
+def install() -> Callable[[], None]:
+    """Take the place of what makes guards slowly; returns what puts it back.
+
+    GuardBuilder.get evaluates text, with a cache of weak references in PyTorch 2.11. _set_guard_export_info notes what
+    exports, filters of guards and serialized guards read, and no guard. profile_guard_manager measures for a log, after
+    it has cleared the processor's caches. Guards are sorted by their sources' names: those of a record are in that
+    order. Sources (torch._guards) evaluate short texts of which most are equal, for each value again.
+    """
+    from torch import _guards as sources
+    from torch._dynamo import guards
+
+    builder: Any = guards.GuardBuilder
+    own_sources: Any = sources
+    own_guards: Any = guards
+    get, note, measure = builder.get, builder._set_guard_export_info, own_guards.profile_guard_manager
+    order = own_sources.Guard.sort_key
+
+    @functools.wraps(get)
+    def found(self: Any, guard_or_source: Any, *more: Any, **named: Any) -> Any:
+        if _making.value is None:
+            return get(self, guard_or_source, *more, **named)
+        return _making.value(getattr(guard_or_source, "originating_source", guard_or_source))
+
+    @functools.wraps(note)
+    def noted(*args: Any, **kwargs: Any) -> None:
+        if _making.value is None:  # it asks for its caller's name
+            kwargs["provided_func_name"] = kwargs.get("provided_func_name") or sys._getframe(1).f_code.co_name
+            note(*args, **kwargs)
+
+    @functools.wraps(measure)
+    def measured(*args: Any) -> float:
+        return 0.0 if _making.value is not None else measure(*args)
+
+    @functools.wraps(order)
+    def ordered(self: Any) -> Any:
+        return order(self) if _making.value is None else ()
+
+    builder.get, builder._set_guard_export_info = found, noted
+    own_sources.Guard.sort_key = ordered
+    own_guards.profile_guard_manager = measured
+    own_sources.eval = _evaluated
+
+    def uninstall() -> None:
+        builder.get, builder._set_guard_export_info = get, note
+        own_sources.Guard.sort_key = order
+        own_guards.profile_guard_manager = measure
+        vars(own_sources).pop("eval", None)
+
+    return uninstall
+
+
+def _evaluated(text: str, *scopes: Any) -> Any:
+    """As `eval`, for the texts of sources: in place of that builtin in torch._guards."""
+    return eval(_compiled(text), *scopes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text: str) -> types.CodeType:
+    return compile(text.lstrip(" \t"), "<string>", "eval")

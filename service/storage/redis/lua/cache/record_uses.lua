@@ -1,0 +1,23 @@
+-- Add to the counters what a process has counted of uses, and note when artifacts were used last.
+-- KEYS: lru, pinned, stats, changed. ARGV: what to add to each of `counted`, maybe negative, and to seconds_saved; then of each
+-- artifact its key, and how long ago it was used, ms.
+local lru, pinned, stats, changed = unpack(KEYS)
+local counted = {'requests', 'hits', 'misses', 'fetches', 'bytes_served'}
+local numbers = {}
+for position, name in ipairs(counted) do
+  numbers[name] = finite(ARGV[position])
+end
+local saved = string.format('%.6f', finite(ARGV[6]))
+for _, name in ipairs(counted) do
+  if numbers[name] ~= 0 then
+    redis.call('HINCRBY', stats, name, integer(numbers[name]))
+  end
+end
+redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
+redis.call('SADD', changed, stats)
+for position = 7, #ARGV, 2 do
+  local key, used = ARGV[position], integer(now - ARGV[position + 1])
+  redis.call('ZADD', lru, 'XX', 'GT', used, key) -- it is in one of the two
+  redis.call('ZADD', pinned, 'XX', 'GT', used, key)
+end
+return 1

@@ -1,0 +1,121 @@
+"""A namespace that is deleted: nothing of it is left, and nothing of others is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from conftest import StartGateway
+from service_parts import (
+    ArtifactPool,
+    RedisServer,
+    Running,
+    busy_pool,
+    client_of,
+    compiled,
+    graph,
+    post,
+    wait_until,
+)
+from tune_parts import SearchingPool, begun, operator
+
+NAMES = ("red", "red-2", "blue")
+"""One begins as another does."""
+
+
+def token(http: httpx2.Client, namespace: str, *roles: str) -> str:
+    made = http.post(
+        "/v1/tokens", json={"name": "ada", "roles": roles or ["compile"], "namespace": namespace}
+    )
+    assert made.status_code == 201, made.text
+    return str(made.json()["token"])
+
+
+def remove(http: httpx2.Client, name: str) -> tuple[str, int]:
+    answer = http.delete(f"/v1/namespaces/{name}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()["state"], answer.json()["count"]
+
+
+def files(running: Running, name: str) -> list[Path]:
+    return [path for path in (running.settings.state_dir / "blobs").glob(f"*/{name}/**/*") if path.is_file()]
+
+
+def keys(redis_server: RedisServer, name: str) -> list[bytes]:
+    with redis_server.client() as redis:
+        found = redis.keys(f"torchrelay:ns:{name}:*")
+        return [key for key in found if not key.endswith(b":stats")]  # what was counted a moment ago
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 20], ids=["in the store", "in Redis"])
+def test_nothing_is_left_of_it_and_nothing_of_others_is_missing(
+    start_gateway: StartGateway, redis_server: RedisServer, inline: int
+) -> None:
+    gateway = start_gateway(ArtifactPool(), blob_inline_bytes=inline)
+    with gateway.http() as http:
+        tokens = {name: token(http, name) for name in NAMES}
+        for name in NAMES:
+            with client_of(gateway.url, tokens[name]) as team:
+                compiled(team, graph(1))
+                compiled(team, graph(2))
+        assert bool(files(gateway, "red")) == (inline == 0)
+        parts = [remove(http, "red")]
+        while parts[-1][0] == "deleting":
+            parts.append(remove(http, "red"))
+        assert parts == ([("deleting", 2)] if inline == 0 else []) + [("done", 0)]
+
+        assert (files(gateway, "red"), keys(redis_server, "red")) == ([], [])
+        listed = [each["name"] for each in http.get("/v1/namespaces").json()]
+        assert listed == ["blue", "default", "red-2"]
+        assert http.delete("/v1/namespaces/red").status_code == 404
+        with client_of(gateway.url, tokens["red"]) as team:
+            refused = post(team, graph(1))
+            assert (refused.status_code, "was revoked" in refused.text) == (401, True)
+        for name in ("red-2", "blue"):
+            with client_of(gateway.url, tokens[name]) as team:
+                assert [post(team, graph(size)).status_code for size in (1, 2)] == [200, 200]
+        entry = http.get("/v1/audit?limit=1").json()["entries"][0]
+        assert (entry["action"], entry["name"], entry["detail"]) == ("namespace_deleted", "owner", "red")
+        with redis_server.client() as redis:
+            held = {
+                name.decode(): size for name, size in redis.zrange("torchrelay:held", 0, -1, withscores=True)
+            }
+            totals = {key: float(redis.get(key) or 0) for key in held}
+            assert held == totals and "torchrelay:ns:red:total" not in held
+            assert float(redis.get("torchrelay:bytes")) == sum(totals.values())
+            assert (int(redis.get("torchrelay:inline") or 0) > 0) == (inline > 0)
+
+        # a new team of that name begins with nothing
+        with client_of(gateway.url, token(http, "red")) as team:
+            assert post(team, graph(1), wait="cache").status_code == 404
+            compiled(team, graph(1))
+            assert team.get("/v1/stats").json()["entries"] == 1
+
+
+def test_it_waits_for_the_compiles_that_run(start_gateway: StartGateway) -> None:
+    pool = busy_pool()
+    gateway = start_gateway(pool)
+    with gateway.http() as http, client_of(gateway.url, token(http, "red")) as team:
+        assert post(team, graph(1), finish=1).status_code == 202
+        assert remove(http, "red") == ("compiles", 1)
+        pool.idle = 1
+        wait_until(lambda: remove(http, "red")[0] == "done", seconds=30)
+    assert len(pool.calls) == 1
+
+
+def test_it_is_refused_while_jobs_are_open(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(SearchingPool(seconds=600))
+    with gateway.http() as http, client_of(gateway.url, token(http, "red", "tune")) as team:
+        job = begun(team, operator(16))
+        assert remove(http, "red") == ("jobs", 1)
+        assert team.post(f"/v1/tunes/{job}/cancel").status_code == 200  # its token is still valid
+        wait_until(lambda: remove(http, "red")[0] == "done", seconds=30)
+
+
+def test_who_may_delete_which(gateway: Running, http: httpx2.Client) -> None:
+    with client_of(gateway.url, token(http, "red", "admin")) as admin:
+        assert admin.delete("/v1/namespaces/red").status_code == 403
+    assert http.delete("/v1/namespaces/default").status_code == 422
+    assert http.delete("/v1/namespaces/nobody").status_code == 404
+    assert [each["name"] for each in http.get("/v1/namespaces").json()] == ["default", "red"]

@@ -1,0 +1,60 @@
+"""The first torch.compile of a process that may start without tracing imports what that needs, and no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+FIRST_COMPILE = """
+import sys
+import torch
+{before}
+torch.compile(torch.nn.Linear(2, 2), backend="torchrelay")
+print(*(name for name in ("networkx", "redis", "torch._dynamo.backends.cudagraphs") if name in sys.modules))
+"""
+AFTERWARDS = """
+from torch._functorch._activation_checkpointing import graph_info_provider
+from torch._dynamo.backends.registry import lookup_backend
+import networkx
+assert graph_info_provider.nx.DiGraph is networkx.DiGraph
+assert "aot_eager" in torch._dynamo.list_backends(None)
+from torchrelay.clients.backend import torchrelay
+assert lookup_backend("torchrelay") is torchrelay
+"""
+
+
+def run(text: str, home: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
+    environment |= {"TORCHRELAY_PROGRAMS": "1", "HOME": str(home), "XDG_CONFIG_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("before", ["import torchrelay", "import torch._dynamo; import torchrelay"])
+def test_the_first_compile_imports_no_library_and_no_back_end_that_a_start_needs_not(
+    before: str, tmp_path: Path
+) -> None:
+    assert run(FIRST_COMPILE.format(before=before) + AFTERWARDS, tmp_path) == ""
+
+
+MEANWHILE = """
+import importlib.util, sys
+import torch
+from torchrelay.compiler.torch_internals.loading.light_imports import libraries_when_used
+with libraries_when_used():
+    assert importlib.util.find_spec("networkx").origin
+    import networkx
+    assert type(networkx).__name__ == "_LibraryStub"
+assert networkx.__version__ and networkx.Graph is sys.modules["networkx"].Graph
+"""
+
+
+def test_who_asks_for_such_a_library_meanwhile_gets_it(tmp_path: Path) -> None:
+    assert run(MEANWHILE, tmp_path) == ""
