@@ -149,6 +149,21 @@ def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+@contextlib.contextmanager
+def none_outlives(root: int, *, mark: str = "") -> Iterator[None]:
+    """After it nothing runs any more of what is below `root` when it begins, with `mark` as in `kill_below`: also what
+    has lost its parents meanwhile."""
+    before: list[ForeignProcess] = []
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            before += [ForeignProcess(pid)] if _has_mark(pid, mark) else []
+    try:
+        yield
+    finally:
+        for process in before:
+            process.kill()
+
+
 def _has_mark(pid: int, mark: str) -> bool:
     if not mark:
         return True

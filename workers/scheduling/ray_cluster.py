@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from ...compiler.errors import Unavailable
 from .. import ray_internals
 from ..process.private_folders import short_directory
-from ..process.process_tree import die_with_parent, kill_below
+from ..process.process_tree import die_with_parent, kill_below, none_outlives
 from ..settings import PoolSettings, SlotSettings
 from . import driver_node
 from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, live_nodes, node_resources
@@ -124,15 +124,19 @@ class RayCluster:
     def _end_start(self, starting: Future[None]) -> None:
         """Kill the servers that `starting` starts and waits for, until it ends. When it only has to join them, it may:
         Ray ends a whole process that loses them then."""
-        mark = f"RAY_AUTH_TOKEN={self._settings.ray_token}"
         until = time.monotonic() + _END_START_SECONDS
         while not starting.done() and self._head is None and time.monotonic() < until:
-            kill_below(os.getpid(), mark=mark)
+            kill_below(os.getpid(), mark=self._mark)
             wait([starting], _KILL_AGAIN_SECONDS)
         if self._head is not None:
             wait([starting], _JOIN_SECONDS)
         if not starting.done():
-            kill_below(os.getpid(), mark=mark)
+            kill_below(os.getpid(), mark=self._mark)
+
+    @property
+    def _mark(self) -> str:
+        """What the environment of an embedded cluster's processes has."""
+        return f"RAY_AUTH_TOKEN={self._settings.ray_token}"
 
     async def nodes(self) -> list[RayNode]:
         """Live nodes that offer slots. Raises Unavailable."""
@@ -240,7 +244,9 @@ class RayCluster:
 
         ray.shutdown()
         if self._head is not None:
-            ray_internals.stop_head_node(self._head)
+            # Ray kills a raylet that does not end within a second, and its agents notice that a minute later
+            with none_outlives(os.getpid(), mark=self._mark):
+                ray_internals.stop_head_node(self._head)
             self._head = None
         self._nothing_unpickled.close()
         if self._gateway_node is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import psutil
 from torchrelay.compiler.request import schema
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
@@ -38,3 +40,18 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def no_process_left(seconds: float = 60) -> Iterator[set[psutil.Process]]:
+    """After it no process runs that has been started inside, at most `seconds` later. Yields those before it."""
+    before = set(psutil.Process().children(recursive=True))
+    yield before
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=seconds)
+    assert not left, f"the pool left {[_line(process) for process in left]}"
+
+
+def _line(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} {process.status()}: {' '.join(process.cmdline())}, of {process.parent()}"
+    return f"{process.pid}, which has ended since"

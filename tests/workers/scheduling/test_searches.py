@@ -13,7 +13,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, EmbeddedPool, wait_until
+from pool_parts import GPU, EmbeddedPool, no_process_left, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.jobs import TrainSpec
@@ -89,8 +89,7 @@ class Service(EmbeddedPool):
 
 @pytest.fixture(scope="module")
 def one_service():
-    before = set(psutil.Process().children(recursive=True))
-    with pytest.MonkeyPatch.context() as patch:
+    with no_process_left(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
         made = Service()
         try:
@@ -100,8 +99,6 @@ def one_service():
         finally:
             made.submit(made.pool.close()).result(60)
             made.loop.call_soon_threadsafe(made.loop.stop)
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
-    assert not left, f"the pool left {left}"
 
 
 @pytest.fixture

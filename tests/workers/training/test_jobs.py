@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pool_parts import no_process_left
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
     JobNote,
@@ -37,16 +38,14 @@ def site(one_site):
 
 @pytest.fixture(scope="module")
 def one_site(tmp_path_factory):
-    before = set(psutil.Process().children(recursive=True))
-    made = Site(tmp_path_factory.mktemp("trains"))
-    try:
-        made.call(made.pool.start(), 300)  # Ray alone takes half a minute where others work too
-        yield made
-    finally:
-        made.call(made.pool.close())
-        made.loop.call_soon_threadsafe(made.loop.stop)
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)
-    assert not left, f"the pool left {left}"
+    with no_process_left():
+        made = Site(tmp_path_factory.mktemp("trains"))
+        try:
+            made.call(made.pool.start(), 300)  # Ray alone takes half a minute where others work too
+            yield made
+        finally:
+            made.call(made.pool.close())
+            made.loop.call_soon_threadsafe(made.loop.stop)
 
 
 def test_ranks_meet_as_under_torchrun_and_their_news_are_numbered(site):
