@@ -74,6 +74,18 @@ def _shared(nodeid: str) -> str:
     return folders[0] if folders and not nodeid.startswith(OWN_SERVICES) else ""
 
 
+class FailuresAtOnce:
+    """Names what fails as it does: its error comes at the end, which may be half an hour away."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"failed: {report.nodeid} ({report.when})", red=True)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "event loops stall now and then: what a test owes to a quick machine shows"
     parser.addoption("--stall", type=int, metavar="SEED", help=text)
@@ -85,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quick: what `make test` runs, by QUICK in tests/conftest.py")
     if not SHARE.fullmatch(config.getoption("--share")):
         raise pytest.UsageError("--share takes K/N, with K below N: 0/8, 1/8, ... 7/8")
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        config.pluginmanager.register(FailuresAtOnce(reporter))
     seed = config.getoption("--stall")
     if seed is None:
         return

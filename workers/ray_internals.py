@@ -97,6 +97,11 @@ def start_head_node(
     return HeadNode(params, head=True, shutdown_at_exit=False, spawn_reaper=True)
 
 
+def server_pids(node: Any) -> list[int]:
+    """Of the servers that it has started: its GCS, its raylet, its log monitor."""
+    return [info.process.pid for infos in node.all_processes.values() for info in infos]
+
+
 def stop_head_node(node: Any) -> None:
     """End its servers, after ray.shutdown."""
     node.kill_all_processes(check_alive=False, allow_graceful=True)

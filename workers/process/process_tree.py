@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,13 +130,14 @@ def usage(pids: list[int]) -> ProcessUsage:
 def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
     """SIGKILL everything below `root` until nothing is left.
 
-    `mark`: only processes that were started with this "NAME=value" in their environment. A process that is ending has
-    no environment any more: all of those are waited for too. Zombies that are children of this process remain for
-    their owner, or for `reap`. Raises UnkillableProcesses after `within` seconds.
+    `mark`: only processes that were started with this "NAME=value" in their environment, and those below them, which
+    may have written over theirs. A process that is ending has none any more: all of those are waited for too. Zombies
+    that are children of this process remain for their owner, or for `reap`. Raises UnkillableProcesses after `within`
+    seconds.
     """
     end = time.monotonic() + within
     while True:
-        pids = [pid for pid in descendants(root) if _has_mark(pid, mark)]
+        pids = _marked(root, mark)
         if not pids and not any(process.ending for process in _below(root)):  # asked after what has a mark
             return
         if time.monotonic() > end:
@@ -150,13 +151,13 @@ def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def none_outlives(root: int, *, mark: str = "") -> Iterator[None]:
-    """After it nothing runs any more of what is below `root` when it begins, with `mark` as in `kill_below`: also what
-    has lost its parents meanwhile."""
+def none_outlives(roots: Iterable[int]) -> Iterator[None]:
+    """After it nothing runs any more of what is below `roots` when it begins, even if its parents have ended."""
     before: list[ForeignProcess] = []
-    for pid in descendants(root):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            before += [ForeignProcess(pid)] if _has_mark(pid, mark) else []
+    for root in roots:
+        for pid in descendants(root):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                before.append(ForeignProcess(pid))
     try:
         yield
     finally:
@@ -164,9 +165,15 @@ def none_outlives(root: int, *, mark: str = "") -> Iterator[None]:
             process.kill()
 
 
+def _marked(root: int, mark: str) -> list[int]:
+    found: dict[int, None] = {}
+    for process in _below(root):  # parents come before their children
+        if not mark or process.parent in found or _has_mark(process.pid, mark):
+            found[process.pid] = None
+    return list(found)
+
+
 def _has_mark(pid: int, mark: str) -> bool:
-    if not mark:
-        return True
     try:
         return mark.encode() in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended meanwhile

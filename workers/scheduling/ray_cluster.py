@@ -124,19 +124,15 @@ class RayCluster:
     def _end_start(self, starting: Future[None]) -> None:
         """Kill the servers that `starting` starts and waits for, until it ends. When it only has to join them, it may:
         Ray ends a whole process that loses them then."""
+        mark = f"RAY_AUTH_TOKEN={self._settings.ray_token}"
         until = time.monotonic() + _END_START_SECONDS
         while not starting.done() and self._head is None and time.monotonic() < until:
-            kill_below(os.getpid(), mark=self._mark)
+            kill_below(os.getpid(), mark=mark)
             wait([starting], _KILL_AGAIN_SECONDS)
         if self._head is not None:
             wait([starting], _JOIN_SECONDS)
         if not starting.done():
-            kill_below(os.getpid(), mark=self._mark)
-
-    @property
-    def _mark(self) -> str:
-        """What the environment of an embedded cluster's processes has."""
-        return f"RAY_AUTH_TOKEN={self._settings.ray_token}"
+            kill_below(os.getpid(), mark=mark)
 
     async def nodes(self) -> list[RayNode]:
         """Live nodes that offer slots. Raises Unavailable."""
@@ -245,7 +241,7 @@ class RayCluster:
         ray.shutdown()
         if self._head is not None:
             # Ray kills a raylet that does not end within a second, and its agents notice that a minute later
-            with none_outlives(os.getpid(), mark=self._mark):
+            with none_outlives(ray_internals.server_pids(self._head)):
                 ray_internals.stop_head_node(self._head)
             self._head = None
         self._nothing_unpickled.close()

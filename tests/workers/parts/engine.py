@@ -76,11 +76,10 @@ def search(request, *, worker, workdir, limits, progress, kernels, shared, ask):
 
 
 def _find(ask, place, task, do="", sleep="0", crash="", leave="exit"):
-    """Try the candidates a, b and c; the first that is not to be avoided wins. `crash`: those that end the process."""
+    """Try the candidates a, b and c, but for those to be avoided, unless none is left then, as a searcher does; the
+    first wins. `crash`: those that end the process."""
     timings = []
-    for name in "abc":
-        if name in task.avoid:
-            continue
+    for name in sorted(set("abc") - set(task.avoid)) or "abc":
         ask(tuning_queries.CandidateAttempt(task.id, name))
         if name in crash:
             if leave == "wait":

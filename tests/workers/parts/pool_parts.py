@@ -42,12 +42,23 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
+    """The processes below this one that neither are of `before` nor below those: a service that other tests share
+    starts some whenever it likes."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not before & {process, *process.parents()}:
+                found.add(process)
+    return found
+
+
 @contextlib.contextmanager
 def no_process_left(seconds: float = 60) -> Iterator[set[psutil.Process]]:
     """After it no process runs that has been started inside, at most `seconds` later. Yields those before it."""
     before = set(psutil.Process().children(recursive=True))
     yield before
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=seconds)
+    _, left = psutil.wait_procs(started_since(before), timeout=seconds)
     assert not left, f"the pool left {[_line(process) for process in left]}"
 
 

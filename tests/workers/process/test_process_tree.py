@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from torchrelay.workers.process.process_tree import descendants, kill_below
 
@@ -32,6 +33,19 @@ def test_what_is_marked_is_killed_and_nothing_else(large: subprocess.Popen[bytes
     assert large.pid in descendants(os.getpid())
     kill_below(os.getpid(), mark="HOLDER=this")
     assert large.pid not in descendants(os.getpid())
+
+
+def test_what_is_below_a_marked_process_is_killed_whatever_its_own_environment_says() -> None:
+    """A program that sets its title writes over what its environment was."""
+    inner = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)"]
+    outer = f"import subprocess; subprocess.run({inner}, env={{}})"
+    environment = {**os.environ, "HOLDER": "this"}
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        (below,) = psutil.Process(process.pid).children()
+        kill_below(os.getpid(), mark="HOLDER=this")
+        below.wait(10)
 
 
 def test_what_has_been_killed_and_has_no_environment_any_more_is_waited_for(

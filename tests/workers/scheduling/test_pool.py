@@ -16,7 +16,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, RAY_TOKEN, EmbeddedPool, no_process_left, wait_until
+from pool_parts import GPU, RAY_TOKEN, EmbeddedPool, no_process_left, started_since, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.protocols import WORKERS, Protocol
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
@@ -46,6 +46,10 @@ class Service(EmbeddedPool):
             )
         )
 
+    def processes(self):
+        """Its own alone."""
+        return started_since(self.strangers)
+
     def wait_for_idle(self, count=2):
         wait_until(lambda: [w.state for w in self.pool.workers()].count("idle") == count)
 
@@ -56,12 +60,11 @@ def alive(pid):
     return False
 
 
-def hanging():
+def hanging(service):
     """The processes of the one job that hangs, the fork server's own last; a job knows other pids than we do."""
 
     def sleeping():
-        below = psutil.Process().children(recursive=True)
-        return [p for p in below if named(p, "sleep")]
+        return [p for p in service.processes() if named(p, "sleep")]
 
     wait_until(lambda: len(sleeping()) == 2)
     family = {p for sleeper in sleeping() for p in [sleeper, *sleeper.parents()]}
@@ -100,8 +103,8 @@ def test_slots_come_up_warm_and_say_what_they_are(service):
     ] * 2
 
 
-def kill_fork_servers():
-    for process in psutil.Process().children(recursive=True):
+def kill_fork_servers(service):
+    for process in service.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             if "torchrelay.workers.fork_server.server" in process.cmdline():
                 process.kill()
@@ -110,7 +113,7 @@ def kill_fork_servers():
 def test_a_worker_of_a_release_that_is_too_old_is_not_used(service, monkeypatch, caplog):
     theirs, ours = WORKERS.number, Protocol(WORKERS.number + 2, WORKERS.number + 1)
     monkeypatch.setattr("torchrelay.workers.messages.WORKERS", ours)
-    kill_fork_servers()
+    kill_fork_servers(service)
     refusal = f"speaks protocol {theirs}, this dispatcher {ours.oldest} to {ours.number}. Upgrade worker"
     wait_until(lambda: caplog.text.count(refusal) >= 2)
     assert not service.pool.ready()
@@ -123,7 +126,7 @@ def test_a_worker_whose_answers_cannot_be_read_is_replaced_until_they_can(servic
         raise BadFrame("a field of a later release")
 
     monkeypatch.setattr("torchrelay.workers.scheduling.slot_queue.decode_answer", unreadable)
-    kill_fork_servers()
+    kill_fork_servers(service)
     wait_until(lambda: caplog.text.count("cannot be used") >= 2)
     monkeypatch.undo()
     service.wait_for_idle()
@@ -267,7 +270,7 @@ def test_nobody_for_this_toolchain_or_device_is_said_at_once_with_what_there_is(
 def test_a_cancelled_caller_takes_the_whole_job_with_it(service):
     service.wait_for_idle()
     job = service.compile("hang", seconds=60)
-    *job_processes, _ = hanging()
+    *job_processes, _ = hanging(service)
     pids = [p.pid for p in job_processes]
     job.cancel()
     wait_until(lambda: not any(alive(pid) for pid in pids))
@@ -277,7 +280,7 @@ def test_a_cancelled_caller_takes_the_whole_job_with_it(service):
 def test_at_the_deadline_the_caller_is_told_and_the_slot_is_free_again(service):
     service.wait_for_idle()
     job = service.compile("hang", seconds=6)
-    *job_processes, _ = hanging()
+    *job_processes, _ = hanging(service)
     with pytest.raises(CompileTimeout, match="deadline"):
         job.result(30)
     assert not any(alive(p.pid) for p in job_processes)
@@ -287,7 +290,7 @@ def test_at_the_deadline_the_caller_is_told_and_the_slot_is_free_again(service):
 def test_a_killed_actor_takes_its_job_with_it_and_is_replaced(service):
     service.wait_for_idle()
     job = service.compile("hang", seconds=60)
-    pids = [p.pid for p in hanging()]
+    pids = [p.pid for p in hanging(service)]
     (actor,) = (p for p in psutil.Process(pids[-1]).parents() if "CompileSlot" in " ".join(p.cmdline()))
     busy = next(w.id for w in service.pool.workers() if w.state == "busy")
     os.kill(actor.pid, signal.SIGKILL)
@@ -301,7 +304,7 @@ def test_a_killed_actor_takes_its_job_with_it_and_is_replaced(service):
 def test_while_ray_cannot_place_an_actor_the_other_worker_compiles_on(service):
     """A replaced actor waits for Ray's GCS, and no event loop with it."""
     service.wait_for_idle()
-    ours = set(psutil.Process().children(recursive=True)) - service.strangers
+    ours = service.processes()
     (gcs,) = (p for p in ours if p.name() == "gcs_server")
     actor = next(p for p in ours if "CompileSlot" in " ".join(p.cmdline()))
     gcs.suspend()
@@ -319,7 +322,7 @@ def test_while_ray_cannot_place_an_actor_the_other_worker_compiles_on(service):
 def test_a_killed_fork_server_is_replaced_by_its_actor(service):
     service.wait_for_idle()
     job = service.compile("hang", seconds=60)
-    pids = [p.pid for p in hanging()]
+    pids = [p.pid for p in hanging(service)]
     os.kill(pids[-1], signal.SIGKILL)
     with pytest.raises(CompileKilled, match="lost its job"):
         job.result(30)
@@ -330,7 +333,7 @@ def test_a_killed_fork_server_is_replaced_by_its_actor(service):
 
 def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(service):
     service.wait_for_idle()
-    family = set(psutil.Process().children(recursive=True)) - service.strangers
+    family = service.processes()
     actors, addresses = [], set()
     for process in [*family, psutil.Process()]:
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile is no server
@@ -347,7 +350,7 @@ def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(ser
 def test_no_process_of_ray_has_the_services_settings_in_its_environment(service):
     service.wait_for_idle()
     names = {}
-    for process in set(psutil.Process().children(recursive=True)) - service.strangers:
+    for process in service.processes():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             names[process.name()] = set(process.environ())
     assert {"raylet", "gcs_server"} < set(names) and any("CompileSlot" in name for name in names)
@@ -392,7 +395,8 @@ async def main():
     pool = WorkerPool(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, ray_token=sys.argv[1]))
     await pool.start()
     (raylet,) = [p for p in psutil.Process().children() if p.name() == "raylet"]
-    assert raylet.children()
+    while not any("ray::" in " ".join(p.cmdline()) for p in raylet.children()):  # its agent has started
+        await asyncio.sleep(0.05)
     import ray  # the pool has set its environment
     shutdown = ray.shutdown
     ray.shutdown = lambda: (shutdown(), raylet.suspend())
