@@ -44,7 +44,7 @@ from ..process.process_tree import become_subreaper, kill_below
 from ..sandbox import isolation
 from ..sandbox.visible_paths import visible_paths_of
 from ..settings import SlotSettings
-from . import job_runner, prestart, sandbox_probe
+from . import job_runner, prestart, sandbox_probe, warm_up
 
 
 class Disconnected(Exception):
@@ -78,7 +78,8 @@ class ForkServer:
         try:
             self._send(self._greeting())
             # a job that comes meanwhile waits; without it, each would take that time
-            self._context.engine.warm_up(self._context.jobs_dir)
+            with warm_up.limited(self._context.settings.limits.memory_bytes):
+                self._context.engine.warm_up(self._context.jobs_dir)
             gc.collect()
             gc.freeze()  # children that collect do not touch, and so copy, the server's pages
             gc.enable()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import re
 import signal
 import time
 from pathlib import Path
@@ -50,13 +51,13 @@ def engine_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
 
 
-def settings(tmp_path, kernels=None, protocol=2, **limits):
+def settings(tmp_path, kernels=None, protocol=2, engine="engine", **limits):
     return SlotSettings(
         protocol=protocol,
         kernels_dir=None if kernels is None else str(kernels),
         worker=f"w-{os.getpid()}",
         kind="cpu",
-        engine="engine",
+        engine=engine,
         jobs_root=str(tmp_path),
         limits=JobLimits(**limits),
     )
@@ -89,6 +90,30 @@ async def run(slot, do, seconds=20.0, job_id="j", holds_source=False, trace_id="
             assert isinstance(message, JobDone)
             return events, message.artifact
     raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize("how", ["hangs", "eats"])
+def test_a_compiler_that_is_sick_while_the_worker_warms_up_costs_that_worker_alone(tmp_path, capfd, how):
+    """A job that waits for it is told, nothing is left, and the next worker works."""
+
+    async def scenario():
+        (tmp_path / "sick").write_text(how)
+        slot = CompileSlot(settings(tmp_path, engine="sick_warm_up", memory_bytes=256 << 20))
+        try:
+            ready = decode_answer(await slot.start())
+            assert isinstance(ready, ForkServerReady), ready
+            with pytest.raises(CompileKilled, match="lost its job: the fork server ended with status 1"):
+                await run(slot, "answer", seconds=300.0)
+            assert descendants(os.getpid()) == []
+            assert list(tmp_path.glob("torchrelay-jobs-*")) == []
+            (tmp_path / "sick").unlink()
+            assert (await run(slot, "answer"))[1] == b"artifact"
+        finally:
+            await slot.close()
+
+    asyncio.run(scenario())
+    words = {"hangs": "took longer than 3 s", "eats": r"held \d+ MiB of memory, over the limit of 256 MiB"}
+    assert re.search(f"the compile that warms the worker up {words[how]}", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
