@@ -1,6 +1,6 @@
 """Requests that tuning jobs can name by key. A body is saved when its compile begins, or when it is sent for a job.
 
-The oldest go once a namespace's have more than BYTES together. A job copies the requests that it names.
+The oldest go once those of all namespaces have more than BYTES together. A job copies the requests that it names.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from ..storage.redis.keys import Keys
 from ..storage.redis.retry import redis_errors_logged
 from ..storage.redis.scripts import Scripts
 
-BYTES = 64 << 20
-"""All saved requests of one namespace."""
+BYTES = 256 << 20
+"""All saved requests of all namespaces."""
 _NOTED_BYTES = 256 << 10
 """A request that is saved because it is compiled; one of a transformer of 12 layers has 20 KiB."""
 _SENT_BYTES = 8 << 20
@@ -54,8 +54,8 @@ class SavedRequests:
         saved: int = await self._scripts.save_request(
             keys=[
                 *(keys.saved, keys.saved_sizes, keys.saved_total, keys.saved_request(key)),
-                keys.request(key),
+                *(keys.request(key), *keys.saved_earlier),
             ],
-            args=[key, body, BYTES, keys.saved_prefix],
+            args=[body, BYTES, keys.saved_prefix],
         )
         return saved

@@ -49,8 +49,10 @@ _LEFT_OUT = frozenset(
     | _MADE_AGAIN
     | {"dispatchers", "dispatcher", "slots", "bucket", "orphans", "train_orphans"}
     | {"asks", "asked", "graphs", "alike", "jobs", "job"}
+    | {"saved", "saved_sizes", "saved_total", "kept", "kept_sizes", "kept_total"}
 )
-"""Keys by the first word of their name (storage/redis/keys.py): the cache, what runs now, and what helps to explain."""
+"""Keys by the first word of their name (storage/redis/keys.py): the cache, what runs now, what helps to explain, and
+requests that tuning jobs may name, which have copies of those that they do."""
 _JOBS = ("tune", "train")
 _OTHER = "Name another one with --backup"
 _PAGE = 500
@@ -151,8 +153,8 @@ class Backups:
     # --- Redis -----------------------------------------------------------------------------------------------
 
     async def _save_redis(self, file: IO[bytes]) -> int:
-        """All keys of a namespace as of one moment, but for jobs and saved requests: each job as of one moment, after
-        the list that names it. Returns how many keys."""
+        """All keys of a namespace as of one moment, but for jobs: each as of one moment, after the list that names it.
+        Returns how many keys."""
         count = 0
         for jobs in (False, True):
             names = sorted([name async for name in self._names() if (len(_words(name)) > 1) == jobs])

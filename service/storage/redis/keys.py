@@ -75,6 +75,12 @@ class Keys:
         """List: `<bytes>:<name>` of what `components` names, of all namespaces, the oldest first."""
         self.described_bytes = f"{prefix}described_bytes"
         """Their sum."""
+        self.saved = f"{prefix}saved"
+        """Sorted set: names of `saved_request` of all namespaces by when they were saved, ms."""
+        self.saved_sizes = f"{prefix}saved_sizes"
+        """Hash: the same names to bytes."""
+        self.saved_total = f"{prefix}saved_total"
+        """Their sum."""
         self.recount = f"{prefix}recount"
         """Hash, while the sums are counted again: id of the count, and names of the sums to what was found so far."""
         self.swept = f"{prefix}swept"
@@ -144,13 +150,9 @@ class Keys:
         """Sorted set: fields of autotunes by last use, ms."""
         self.tuning_jobs = JobKeys(prefix, "tune")
         self.training_jobs = JobKeys(prefix, "train")
-        self.saved = f"{prefix}kept"
-        """Sorted set: cache key of a saved request by when it was saved, ms."""
-        self.saved_sizes = f"{prefix}kept_sizes"
-        """Hash: cache key to bytes of its request."""
-        self.saved_total = f"{prefix}kept_total"
-        """Sum of saved_sizes."""
         self.saved_prefix = f"{prefix}kept:"
+        self.saved_earlier = [f"{prefix}kept", f"{prefix}kept_sizes", f"{prefix}kept_total"]
+        """What earlier versions had in place of `saved`, by cache key, for one namespace."""
         self.orphans = f"{prefix}orphans"
         """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
         self.train_orphans = f"{prefix}train_orphans"

@@ -226,7 +226,10 @@ def test_nothing_of_a_namespace_lies_among_anothers_keys(
     # a bucket that is full again, milliseconds later, is none
     sums = {
         f"torchrelay:{name}"
-        for name in ("inline", "changed", "described", "described_bytes", "open_jobs_listed")
+        for name in (
+            *("inline", "changed", "open_jobs_listed", "described", "described_bytes"),
+            *("saved", "saved_sizes", "saved_total"),
+        )
     }
     assert {name.rpartition(":")[0] for name in elsewhere - sums} <= {"torchrelay:bucket"}
     assert len(written) > 8

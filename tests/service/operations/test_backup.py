@@ -128,6 +128,8 @@ def test_all_is_destroyed_and_restored(
         "held",
         "components",
         "described",
+        "saved",
+        "kept",
         "swept",
         "open_jobs_listed",
     }, words
