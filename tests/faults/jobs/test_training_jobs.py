@@ -15,10 +15,21 @@ import pytest
 from fault_parts import RedisProxy
 from service_parts import RedisServer, Running, client_of, wait_until
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.training.events import StateChanged, StepMetrics, TrainEvent
+from torchrelay.compiler.api.training.events import StepMetrics, TrainEvent
 from torchrelay.service.jobs.records import LeaseOutcome
 from torchrelay.service.jobs.training.run import TrainingJobRun
-from training_parts import STEPS, TrainingGateway, TrainingPool, begun, ended, entries, events, shown, story
+from training_parts import (
+    STEPS,
+    TrainingGateway,
+    TrainingPool,
+    begun,
+    ended,
+    entries,
+    events,
+    shown,
+    story,
+    told,
+)
 
 PACE = 0.15
 
@@ -61,17 +72,6 @@ def _late(
         return await renew(run)
 
     return renewed
-
-
-def told(http: httpx2.Client, job: str) -> list[TrainEvent]:
-    """By the driver: all events but the service's own changes of state, which come first."""
-    found = [
-        decoding.from_json(msgspec.json.encode(data), type=TrainEvent) for _, _, data in events(http, job)
-    ]
-    own = ("waiting", "capturing", "compiling")
-    found = [each for each in found if not isinstance(each, StateChanged) or each.state not in own]
-    assert isinstance(found[0], StateChanged) and found[0].state == "starting"
-    return found[1:]  # the first `starting` is the service's
 
 
 def whole(http: httpx2.Client, job: str) -> None:

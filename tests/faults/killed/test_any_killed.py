@@ -1,4 +1,5 @@
-"""kill -9 of any of three gateways, two dispatchers and two Redis, at any moment, while clients ask for new graphs.
+"""kill -9 of any of three gateways, two dispatchers and two Redis, at any moment, while clients ask for new graphs and
+begin jobs.
 
 TORCHRELAY_TEST_KILLS=50 kills more often than the test does otherwise, every 5 seconds or so; -s shows figures.
 """
@@ -22,6 +23,7 @@ import redis
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from failover_parts import FailoverRedis, ListeningServer
 from fault_parts import public_key
+from job_parts import JobClients, WorkingProcess
 from service_parts import TOKEN, GatewayProcess, client_of, follow, graph, post, wait_until
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust
@@ -60,6 +62,7 @@ class Installation:
             "redis_url": failover.url,
             "state_dir": str(folder / "state"),
             "token": TOKEN,
+            "training": True,
             "lease_seconds": LEASE_SECONDS,
             "keepalive_seconds": 0.5,
             "redis_timeout_seconds": 1.0,
@@ -79,7 +82,7 @@ class Installation:
             each.kill()
 
     def _start(self, role: str, port: int = 0) -> GatewayProcess:
-        return GatewayProcess(self._settings, COMPILE_SECONDS, role, str(self._log), port=port)
+        return WorkingProcess(self._settings, COMPILE_SECONDS, role, str(self._log), port=port)
 
     def compiles(self) -> list[Compile]:
         found: dict[tuple[str, str], list[Compile]] = {}
@@ -261,6 +264,7 @@ def test_any_gateway_dispatcher_or_redis_may_be_killed_at_any_moment(tmp_path: P
         began = time.monotonic()
         with (
             contextlib.closing(LeaseWatch(failover.servers)) as leases,
+            contextlib.closing(JobClients(installation, DEMOTION_SECONDS)) as jobs,
             contextlib.closing(Clients(installation, signer)) as clients,
         ):
             kills: list[Callable[[], None]] = [
@@ -282,9 +286,12 @@ def test_any_gateway_dispatcher_or_redis_may_be_killed_at_any_moment(tmp_path: P
             f"{len(installation.failovers)} failovers: "
             f"{graphs} graphs, {compiles} compiles, {len(clients.wrong)} wrong answers, {len(clients.lost)} lost, "
             f"{clients.replaced} compiled again since Redis lost them; {len(held)} leases of killed dispatchers, "
-            f"held for {max(held, default=0):.2f} s at most"
+            f"held for {max(held, default=0):.2f} s at most; {dict(jobs.done)} jobs, {len(jobs.wrong)} wrong, "
+            f"{len(jobs.lost)} lost, {jobs.replaced} begun again since Redis lost them"
         )
         assert (clients.wrong, clients.lost) == ([], [])
+        assert not jobs.wrong + jobs.lost, "\n".join(jobs.wrong + jobs.lost)
+        assert jobs.done["trains"] and jobs.done["tunes"]
         assert max(held, default=0.0) <= LEASE_SECONDS + leases.slowest
         assert graphs <= compiles <= graphs + clients.replaced + KILLS * CLIENTS
         primary = failover.primary()

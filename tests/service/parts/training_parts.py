@@ -273,6 +273,17 @@ def events(http: httpx2.Client, job: str, after: int = 0) -> Iterator[tuple[int,
         yield int(number), name, data
 
 
+def told(http: httpx2.Client, job: str) -> list[TrainEvent]:
+    """What the driver told: all events but the service's own changes of state, which come first."""
+    found = [
+        decoding.from_json(msgspec.json.encode(data), type=TrainEvent) for _, _, data in events(http, job)
+    ]
+    own = ("waiting", "capturing", "compiling")
+    found = [each for each in found if not isinstance(each, StateChanged) or each.state not in own]
+    assert isinstance(found[0], StateChanged) and found[0].state == "starting"
+    return found[1:]  # the first `starting` is the service's
+
+
 def entries(http: httpx2.Client, job: str, what: str, **query: Any) -> list[NumberedEvent]:
     """All pages."""
     found: list[NumberedEvent] = []

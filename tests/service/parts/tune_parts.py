@@ -187,6 +187,7 @@ def results(http: httpx2.Client, job: str) -> list[TuneResult]:
     cursor = ""
     while True:
         answer = http.get(f"/v1/tunes/{job}/results", params={"cursor": cursor})
+        assert answer.status_code == 200, answer.text
         page = decoding.from_json(answer.content, type=TuneResultsReply)
         found += page.results
         cursor = page.next
