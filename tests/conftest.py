@@ -93,6 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", default="0/1", metavar="K/N", help=text)
 
 
+@pytest.hookimpl(trylast=True)  # there is a reporter then
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quick: what `make test` runs, by QUICK in tests/conftest.py")
     if not SHARE.fullmatch(config.getoption("--share")):

@@ -35,7 +35,8 @@ def configure(settings: ServiceSettings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[settings.log_level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
+        # one write a line: processes that share standard error would write between a line and its end
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
         cache_logger_on_first_use=False,
     )
 

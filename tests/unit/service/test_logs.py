@@ -35,6 +35,24 @@ def test_an_exceptions_text_forges_no_entry_and_controls_no_terminal(
     assert not [line for line in told.getvalue().splitlines() if line.startswith("2026-01-01")]
 
 
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_line_is_one_write(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes share standard error, which PYTHONUNBUFFERED makes write what it is given at once."""
+    written: list[str] = []
+    told = io.StringIO()
+    monkeypatch.setattr(told, "write", written.append)
+    monkeypatch.setattr(sys, "stderr", told)
+    before = structlog.get_config()
+    try:
+        logs.configure(ServiceSettings(log_format=form))
+        for event in ("published", "fetched"):
+            structlog.get_logger().info(event, key="k")
+    finally:
+        structlog.configure(**before)
+    assert len(written) == 2
+    assert all(line.endswith("\n") and line.count("\n") == 1 for line in written)
+
+
 def test_a_private_file_and_its_name_are_on_the_disk_when_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

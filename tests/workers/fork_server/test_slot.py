@@ -13,7 +13,9 @@ from pathlib import Path
 
 import engine
 import msgspec
+import psutil
 import pytest
+from pool_parts import started_since
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, VerifyFailed
 from torchrelay.compiler.request import schema
@@ -96,6 +98,8 @@ async def run(slot, do, seconds=20.0, job_id="j", holds_source=False, trace_id="
 def test_a_compiler_that_is_sick_while_the_worker_warms_up_costs_that_worker_alone(tmp_path, capfd, how):
     """A job that waits for it is told, nothing is left, and the next worker works."""
 
+    before = set(psutil.Process().children(recursive=True))
+
     async def scenario():
         (tmp_path / "sick").write_text(how)
         slot = CompileSlot(settings(tmp_path, engine="sick_warm_up", memory_bytes=256 << 20))
@@ -104,7 +108,7 @@ def test_a_compiler_that_is_sick_while_the_worker_warms_up_costs_that_worker_alo
             assert isinstance(ready, ForkServerReady), ready
             with pytest.raises(CompileKilled, match="lost its job: the fork server ended with status 1"):
                 await run(slot, "answer", seconds=300.0)
-            assert descendants(os.getpid()) == []
+            assert started_since(before) == set()
             assert list(tmp_path.glob("torchrelay-jobs-*")) == []
             (tmp_path / "sick").unlink()
             assert (await run(slot, "answer"))[1] == b"artifact"

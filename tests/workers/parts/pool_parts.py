@@ -43,14 +43,21 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
 
 
 def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
-    """The processes below this one that neither are of `before` nor below those: a service that other tests share
-    starts some whenever it likes."""
+    """The running processes below this one that neither are of `before` nor below those: a service that other tests
+    share starts some whenever it likes."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if not before & {process, *process.parents()}:
+            if process.status() != psutil.STATUS_ZOMBIE and not before & {process, *process.parents()}:
                 found.add(process)
     return found
+
+
+def command_line(process: psutil.Process) -> str:
+    """'' once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 @contextlib.contextmanager

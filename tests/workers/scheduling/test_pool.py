@@ -16,7 +16,15 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, RAY_TOKEN, EmbeddedPool, no_process_left, started_since, wait_until
+from pool_parts import (
+    GPU,
+    RAY_TOKEN,
+    EmbeddedPool,
+    command_line,
+    no_process_left,
+    started_since,
+    wait_until,
+)
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.protocols import WORKERS, Protocol
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
@@ -306,7 +314,7 @@ def test_while_ray_cannot_place_an_actor_the_other_worker_compiles_on(service):
     service.wait_for_idle()
     ours = service.processes()
     (gcs,) = (p for p in ours if p.name() == "gcs_server")
-    actor = next(p for p in ours if "CompileSlot" in " ".join(p.cmdline()))
+    actor = next(p for p in ours if "CompileSlot" in command_line(p))
     gcs.suspend()
     try:
         actor.kill()
@@ -337,7 +345,7 @@ def test_no_actor_imports_torch_and_no_server_of_ray_listens_beyond_loopback(ser
     actors, addresses = [], set()
     for process in [*family, psutil.Process()]:
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile is no server
-            if "CompileSlot" in " ".join(process.cmdline()):
+            if "CompileSlot" in command_line(process):
                 actors.append(process)
             connections = process.net_connections("inet")
             addresses |= {c.laddr.ip for c in connections if c.status == "LISTEN"}
