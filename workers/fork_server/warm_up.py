@@ -27,19 +27,21 @@ def limited(memory_bytes: int) -> Iterator[None]:
     until = time.monotonic() + SECONDS
 
     def check(*_: object) -> None:
+        now = time.monotonic()
         held = usage(descendants(os.getpid())).memory
         if held > memory_bytes:
             end(f"held {held >> 20} MiB of memory, over the limit of {memory_bytes >> 20} MiB for a job")
-        if time.monotonic() > until:
+        if now > until:
             end(f"took longer than {SECONDS:g} s")
+        # a check takes less than a twentieth of a processor, however many processes the machine has
+        signal.setitimer(signal.ITIMER_REAL, max(_CHECK_SECONDS, 20 * (time.monotonic() - now)))
 
     def end(why: str) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         # no Exception: torch goes on after most errors of a compiler
         raise SystemExit(f"the compile that warms the worker up {why}; it ends, and another one starts")
 
     before = signal.signal(signal.SIGALRM, check)
-    signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS)
     try:
         yield
     finally:
