@@ -46,9 +46,17 @@ def median(records: Sequence[Record], model: str, variant: str, name: str = "fir
 def ratio(
     records: Sequence[Record], model: str, over: str, under: str, name: str = "first_step"
 ) -> float | None:
-    """Median over rounds of first_step(over) / first_step(under), both of the same round."""
-    tops = {r["round"]: r[name] for r in _of(records, model, over)}
-    ratios = [tops[r["round"]] / r[name] for r in _of(records, model, under) if r["round"] in tops]
+    """Median over rounds of first_step(over) / first_step(under): medians of what ran several times in a round."""
+    rounds: dict[Any, tuple[list[float], list[float]]] = {}
+    for place, variant in enumerate((over, under)):
+        for record in _of(records, model, variant):
+            if record.get(name) is not None:
+                rounds.setdefault(record["round"], ([], []))[place].append(record[name])
+    ratios = [
+        statistics.median(tops) / statistics.median(bottoms)
+        for tops, bottoms in rounds.values()
+        if tops and bottoms
+    ]
     return statistics.median(ratios) if ratios else None
 
 
@@ -78,6 +86,9 @@ def bars(
     deep, shallow = (median(records, model, "relay-programs") for model in (DEEP, SHALLOW))
     if deep is not None and shallow is not None:
         text = f"torchrelay with its programs: {DEEP} / {SHALLOW}"
+        own = [median(records, model, "eager") for model in (DEEP, SHALLOW)]
+        if own[0] is not None and own[1] is not None:
+            text += f" (eager: {own[0] / own[1]:.2f})"
         found.append(Bar(DEEP, text, deep / shallow, 1.15, False))
     for record in steady:
         text = f"{record['model']}: step time torchrelay / local, paired, {record['steps']} steps each"

@@ -186,11 +186,11 @@ class Variant:
     after: str | None = None
     """The variant that must have run in the same round."""
     warm: bool = False
-    """Whether it starts from what others compiled, and may be repeated."""
+    """Whether it compiles nothing, and may be repeated."""
 
 
 VARIANTS: dict[str, Variant] = {
-    "eager": Variant("eager", _eager),
+    "eager": Variant("eager", _eager, warm=True),
     "local-cold": Variant("cold torch.compile", _local_cold),
     "local-warm": Variant("warm, same machine, local cache", _local_warm, "local-cold", warm=True),
     "mega-cache": Variant("warm, new machine, Mega-Cache", _mega_cache, "local-cold", warm=True),

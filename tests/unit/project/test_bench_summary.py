@@ -38,6 +38,12 @@ def test_a_ratio_compares_runs_of_one_round(summary: ModuleType) -> None:
     assert summary.ratio(records, "m", "mega-cache", "relay-hit") is None
 
 
+def test_a_ratio_is_of_medians_where_a_round_repeats(summary: ModuleType) -> None:
+    repeated = [record("relay-programs", seconds) for seconds in (8.0, 1.0, 2.0)]
+    records = [*repeated, record("eager", 0.5), record("eager", 1.0), record("eager", 4.0)]
+    assert summary.ratio(records, "m", "relay-programs", "eager") == pytest.approx(2.0)
+
+
 def test_bars_on_a_cpu(summary: ModuleType) -> None:
     records = [
         record("eager", 1.0),
