@@ -32,6 +32,9 @@ NAMED_ACTORS = (JobDriverActor,)
 """The classes of the actors that are called by name."""
 _ANSWER_SECONDS = 30.0
 """A driver that is being started again does not answer in time; the caller tries again."""
+ANSWER_BYTES = 32 << 20
+"""Of a driver at once; an honest one sends 8 MiB and an event."""
+_CAPTURE_BYTES = 256 << 20
 _CLOSE_SECONDS = 3.0
 """A driver that does not close in time is killed; its resources are freed all the same."""
 
@@ -60,7 +63,9 @@ class JobDrivers:
         events = await self._answer(driver.events.remote(after, seconds), seconds + _ANSWER_SECONDS)
         if events is None:
             raise WorkerLost(f"the driver of job {job} has lost its order", hint="Begin it again")
-        return read_events(events, decoding.from_msgpack)
+        return read_answer(
+            events, f"the driver of job {job}", lambda data: read_events(data, decoding.from_msgpack)
+        )
 
     async def cancel(self, job: str) -> None:
         """Raises Unavailable."""
@@ -105,15 +110,22 @@ class JobDrivers:
             raise WorkerLost(f"the worker that ran the script was lost: {first_line(error)}") from None
         finally:
             await asyncio.shield(self._call(lambda: RayCluster.remove(actor)))
-        return decoding.from_msgpack(data, type=CapturedGraphs)
+        return read_answer(
+            data,
+            "the worker that ran the script",
+            lambda data: decoding.from_msgpack(data, type=CapturedGraphs),
+            most=_CAPTURE_BYTES,
+        )
 
     async def held(self) -> list[RankDevice]:
         """The devices that the ranks of all jobs hold. Raises Unavailable."""
 
         async def of(driver: Any) -> list[RankDevice]:
             try:
-                return decoding.from_msgpack(
-                    await self._answer(driver.held.remote(), 5.0), type=list[RankDevice]
+                return read_answer(
+                    await self._answer(driver.held.remote(), 5.0),
+                    "a driver",
+                    lambda data: decoding.from_msgpack(data, type=list[RankDevice]),
                 )
             except (Unavailable, WorkerLost):
                 return []
@@ -208,6 +220,19 @@ def _drivers() -> list[Any]:
 
     names = [name for name in list_named_actors() if name.startswith(driver_name(""))]
     return [driver for name in names if (driver := _get(name)) is not None]
+
+
+def read_answer(data: Any, who: str, read: Callable[[bytes], T], most: int = ANSWER_BYTES) -> T:
+    """What `read` makes of an answer of at most so many bytes. Training code can speak for a driver, so it may be
+    anything. Raises WorkerLost."""
+    if not isinstance(data, bytes):
+        raise WorkerLost(f"{who} sent a {type(data).__name__}, not bytes")
+    if len(data) > most:
+        raise WorkerLost(f"{who} sent {len(data)} bytes at once, more than {most}")
+    try:
+        return read(data)
+    except msgspec.MsgspecError as error:
+        raise WorkerLost(f"{who} sent what cannot be read: {error}") from None
 
 
 def first_line(error: Exception) -> str:

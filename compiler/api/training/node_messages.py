@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from .jobs import TrainSpec
 
@@ -30,8 +32,8 @@ def node_job_id(namespace: str, job: str) -> str:
 class CapturedGraphs(Struct, frozen=True, kw_only=True):
     """bodies: codec.pack_request of each graph of rank 0's first step. ended: how the script ended."""
 
-    bodies: list[bytes]
-    skipped: list[str] = []
+    bodies: Annotated[list[bytes], Meta(max_length=10_000)]
+    skipped: Annotated[list[str], Meta(max_length=10_000)] = []
     ended: str = ""
     log: str = ""
     """The script's last lines of output."""

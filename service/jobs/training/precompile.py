@@ -195,7 +195,7 @@ class Precompilation:
                 self.progress.skip(why)
         if captured.ended.startswith("failed"):
             tail = f"\n{captured.log[-_LOG_TAIL:]}" if captured.log else ""
-            return [_warning(f"the capture{self._rank_text(world)} {captured.ended}{tail}")]
+            return [_warning(f"the capture{self._rank_text(world)} {captured.ended[:_LOG_TAIL]}{tail}")]
         if not captured.bodies:
             return [_warning("the capture found no graph: does the script use torch.compile?")]
         return []

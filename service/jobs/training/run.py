@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ....compiler.api.training.events import LogLines, NumberedEvent, StateChanged, TrainEvent
+from ....compiler.api.training.events import NumberedEvent, StateChanged, TrainEvent
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainSpec, TrainState
 from ....compiler.api.training.node_messages import TrainOrder, node_job_id
 from ....compiler.artifact.signing import key_text
@@ -30,6 +30,7 @@ from ...base.settings import ServiceSettings
 from ...signing.trusted_keys import TrustedKeys
 from ...storage.redis.retry import redis_errors_logged, retry_while_down
 from ..controller import JobLost, JobRun
+from .bounds import about_bytes, bounded
 from .files import TrainingFiles
 from .precompile import (
     RETRY_MOST_SECONDS,
@@ -63,7 +64,8 @@ _EXTEND_SECONDS = 3600.0
 _BATCH_SECONDS = 0.2
 """Events that come within this time are recorded together."""
 _FULL_BATCH = 500
-_METRICS_BYTES = 200
+_BYTES_A_SECOND = 16 << 20
+"""Of one job's events; more wait at its nodes."""
 _UNARCHIVED_BYTES = 4 << 20
 """Of metrics and logs that stay in Redis, about."""
 _MOST_UNARCHIVED_BYTES = 64 << 20
@@ -209,8 +211,7 @@ class TrainingJobRun(JobRun):
                     losses = 0
                     if (last := await self._record_events(events)) is not None:
                         return last
-                    if len(events) < _FULL_BATCH:
-                        await asyncio.sleep(_BATCH_SECONDS)
+                    await self._wait_for_more(events)
                 continue
             if self._ending.is_set():
                 await asyncio.sleep(RETRY_SECONDS)
@@ -218,6 +219,13 @@ class TrainingJobRun(JobRun):
                 await is_set_within(self._ending, pause)
             pause = min(2 * pause, RETRY_MOST_SECONDS)
         return self._stop_result()
+
+    @staticmethod
+    async def _wait_for_more(recorded: Sequence[NumberedEvent]) -> None:
+        seconds = sum(about_bytes(each.event) for each in recorded) / _BYTES_A_SECOND
+        if len(recorded) < _FULL_BATCH:
+            seconds = max(seconds, _BATCH_SECONDS)
+        await asyncio.sleep(seconds)
 
     async def _extend_token(self) -> None:
         """The ranks' token, also one that another gateway issued, lives on with the job."""
@@ -267,9 +275,10 @@ class TrainingJobRun(JobRun):
         it, a gateway that takes the job over gets it again from the nodes."""
         events: list[TrainEvent] = []
         last: StateChanged | None = None
-        for number, event in ((each.number, each.event) for each in received):
+        for number, told in ((each.number, each.event) for each in received):
             if number <= self._last_number:
                 continue
+            event = bounded(told, self._spec.workers)
             if isinstance(event, StateChanged) and event.state in TRAIN_ENDED:
                 last, self._end_number = event, number
                 break
@@ -372,9 +381,7 @@ class TrainingJobRun(JobRun):
     async def _archive(self, events: Sequence[TrainEvent]) -> None:
         """Move metrics and logs from Redis to the blob store once there are many. events: those just recorded."""
         self._unarchived += len(events)
-        self._unarchived_bytes += sum(
-            sum(map(len, each.lines)) if isinstance(each, LogLines) else _METRICS_BYTES for each in events
-        )
+        self._unarchived_bytes += sum(map(about_bytes, events))
         large = self._unarchived_bytes > _UNARCHIVED_BYTES
         if not large and self._unarchived < ARCHIVE_ENTRIES:
             return

@@ -100,6 +100,8 @@ class TrainingPool(ArtifactPool):
         self.at = 1000.0
         self.says: list[str] = []
         """Its last log."""
+        self.inserted: list[TrainEvent] = []
+        """What it tells before that, whatever it is."""
         self.captured: list[bytes] = [graph(24), graph(32)]
         self.capture_error = ""
         self.capture_seconds = 0.0
@@ -174,6 +176,7 @@ class TrainingPool(ArtifactPool):
         told: list[TrainEvent] = []
         for attempt, turn in enumerate(self.engine(job).turns):
             events = story(attempt, first=attempt * STEPS, ends=turn.ends, steps=turn.steps, at=self.at)
+            events[-1:-1] = self.inserted
             if self.says:
                 events.insert(-1, LogLines(rank=0, stream="stdout", lines=self.says))
             end = turn.stopped or time.time()
