@@ -121,6 +121,7 @@ class WorkerPool:
         self._nodes: list[RayNode] = []
         self._nodes_task: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
+        self._note: Callable[[str, Exception | None], None] = lambda task, error: None
 
     async def start(self) -> None:
         """Start or join Ray and start slots; `ready` is True once the first is warm. Raises Unavailable; `start` can be
@@ -174,6 +175,10 @@ class WorkerPool:
     def on_change(self, call: Callable[[], None]) -> None:
         """Calls `call` whenever a slot may have become idle, or has gone."""
         self._slots.on_change = call
+
+    def on_failure(self, call: Callable[[str, Exception | None], None]) -> None:
+        """Calls `call` with a task of the background and its error, or None once it goes well again."""
+        self._note = call
 
     @property
     def elsewhere(self) -> int:
@@ -471,10 +476,13 @@ class WorkerPool:
                 self._hold(await self._training().held())
                 if count % _FREE_EVERY == 0:
                     await self._training().free()
+                self._note("nodes", None)
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts
-            except Exception:  # a driver of another version, say; the next look may go well
+                self._note("nodes", error)
+            except Exception as error:  # a driver of another version, say; the next look may go well
                 log.exception("the cluster's nodes could not be followed")
+                self._note("nodes", error)
 
     def _hold(self, held: list[RankDevice]) -> None:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
@@ -548,6 +556,7 @@ class WorkerPool:
                     slot.ready = await slot.warm()
                     slot.failure, slot.state = None, "idle"
                     backoff = _BACKOFF_SECONDS[0]
+                    self._note("workers", None)
                     log.info("worker %s is warm", slot.worker)
                     self._slots.serve()
                     await slot.actor.lost.remote()
@@ -566,6 +575,7 @@ class WorkerPool:
                 raise
             except Exception as error:  # an actor of another version, say
                 log.exception("worker %s cannot be used", slot.worker)
+                self._note("workers", error)
                 slot.failure = CompileKilled(f"worker {slot.worker} cannot be used ({type(error).__name__})")
                 if slot.actor is not None:
                     RayCluster.remove(slot.actor)

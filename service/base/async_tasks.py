@@ -38,11 +38,18 @@ class TaskSupervisor:
         try:
             yield
         except Exception as error:
-            self._failed[name] = type(error).__name__, time.monotonic()
-            self._on_failure(name)
+            self.note(name, error)
             log.exception("background_task_failed", task=name)
         else:
+            self.note(name, None)
+
+    def note(self, name: str, error: Exception | None) -> None:
+        """Task `name`, which goes on by itself, has failed; None: it goes well."""
+        if error is None:
             self._failed.pop(name, None)
+        else:
+            self._failed[name] = type(error).__name__, time.monotonic()
+            self._on_failure(name)
 
     async def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Runs `work` until it returns; after an error, once more."""

@@ -4,6 +4,7 @@ jobs, sweep the stores."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +37,8 @@ _TOGETHER_SECONDS = 0.1
 """Changes within this time are written once."""
 _WORKERS_CHANGED = "workers"
 """A notification inside this process."""
+_POOLS_TASKS = ("nodes", "workers", "searches")
+"""Tasks of the pool and of its searches, which tell of their errors."""
 _SWEEP_SECONDS = 6 * 3600.0
 _SWEEP_LOOK_SECONDS = 600.0
 """Between two checks whether that time is over."""
@@ -55,7 +58,8 @@ async def running(shared: SharedParts, pool: WorkerPool | None) -> AsyncIterator
     joining = await _join(shared)
     listening = asyncio.create_task(run("notifications", shared.notifications.listen), name="notifications")
     counting = asyncio.create_task(run("uses", shared.uses.run), name="uses")
-    measuring = asyncio.create_task(measure_lag(shared.metrics.event_loop_lag.observe), name="event loop lag")
+    lag = functools.partial(measure_lag, shared.metrics.event_loop_lag.observe)
+    measuring = asyncio.create_task(run("event loop lag", lag), name="event loop lag")
     dispatcher = DispatcherParts(shared, pool) if pool is not None else None
     tasks = _start_tasks(dispatcher) if dispatcher is not None else []
     try:
@@ -114,7 +118,7 @@ def _start_tasks(dispatcher: DispatcherParts) -> list[asyncio.Task[None]]:
         "jobs": lambda: _repeat("jobs", _take_over_jobs, dispatcher, lease_seconds, JOBS_WAIT),
     }
     run = dispatcher.shared.supervisor.run
-    for name in works:  # so that a rate sees the first failure
+    for name in (*works, *_POOLS_TASKS):  # so that a rate sees the first failure
         dispatcher.shared.metrics.background_failures.labels(name)
     return [asyncio.create_task(run(name, work), name=name) for name, work in works.items()]
 
@@ -128,6 +132,7 @@ async def _start_pool(dispatcher: DispatcherParts) -> None:
         notifications.wake(_WORKERS_CHANGED)
 
     dispatcher.pool.on_change(on_change)
+    dispatcher.pool.on_failure(dispatcher.shared.supervisor.note)
     while not dispatcher.pool_started:
         try:
             await dispatcher.pool.start()

@@ -104,7 +104,7 @@ class DispatcherParts:
         self.id = uuid.uuid4().hex
         self.pool_started = False
         self.pool_error = ""
-        self.search_scheduler = SearchScheduler(pool, shared.metrics)
+        self.search_scheduler = SearchScheduler(pool, shared.metrics, shared.supervisor)
         self.placement = TrainingPlacement(
             self.id,
             pool,

@@ -19,7 +19,7 @@ from msgspec import Struct
 from ....compiler.errors import NoWorker
 from ....compiler.tuning.records import DeviceEnvironment
 from ....workers.pool import SearchDevice, WorkerPool
-from ...base.async_tasks import end, is_set_within
+from ...base.async_tasks import TaskSupervisor, end, is_set_within
 from ...base.metrics import GatewayMetrics
 from .queue import SearchQueue
 from .session import SearchSession
@@ -61,9 +61,10 @@ class _Demand(Struct):
 class SearchScheduler:
     """The search sessions of all namespaces."""
 
-    def __init__(self, pool: WorkerPool, metrics: GatewayMetrics) -> None:
+    def __init__(self, pool: WorkerPool, metrics: GatewayMetrics, supervisor: TaskSupervisor) -> None:
         self.pool = pool
         self._metrics = metrics
+        self._supervisor = supervisor
         self._queues: list[SearchQueue] = []
         self._sessions: list[SearchSession] = []
         self._places: dict[tuple[str, bytes], DeviceEnvironment] = {}
@@ -215,10 +216,8 @@ class SearchScheduler:
         """Schedules until there is nothing to do."""
         while True:
             changed = self._changed
-            try:
+            with self._supervisor.guard("searches"):
                 await self._schedule()
-            except Exception:
-                log.exception("searches_not_scheduled")
             self._count()
             if not self._sessions and not any(queue.busy() for queue in self._queues):
                 if changed is self._changed:

@@ -21,6 +21,7 @@ from torchrelay.compiler.tuning import queries
 from torchrelay.compiler.tuning.queries import SearchResult, TuningTask
 from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Problem
 from torchrelay.service.admission.compile_request import CompileRequest
+from torchrelay.service.base.async_tasks import TaskSupervisor
 from torchrelay.service.base.metrics import GatewayMetrics
 from torchrelay.service.compile.search.database import TuningDatabase
 from torchrelay.service.compile.search.queue import SearchQueue
@@ -121,7 +122,7 @@ async def site(pool: WorkerPool, server: RedisServer) -> AsyncIterator[Site]:
     redis = Redis.from_url(server.url)
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
-    scheduler = SearchScheduler(pool, metrics)
+    scheduler = SearchScheduler(pool, metrics, TaskSupervisor(lambda task: None))
     queue = SearchQueue("default", tunings, scheduler, metrics)
     try:
         yield Site(pool, queue, tunings)

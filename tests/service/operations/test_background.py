@@ -9,7 +9,7 @@ import time
 import httpx2
 import pytest
 from conftest import StartGateway
-from service_parts import RedisServer, compiled, follow, graph, post, wait_until
+from service_parts import ArtifactPool, RedisServer, compiled, follow, graph, post, wait_until
 from torchrelay.service.base import async_tasks
 from torchrelay.service.base.async_tasks import TaskSupervisor
 
@@ -52,6 +52,18 @@ def test_a_job_that_cannot_be_read_ends_no_sweep_and_is_shown(
             redis.delete(BROKEN)
             redis.zrem("torchrelay:trains", "broken")
             wait_until(lambda: http.get("/readyz").json()["failing"] == {}, seconds=20)
+
+
+def test_what_fails_in_the_workers_pool_is_counted_and_shown(start_gateway: StartGateway) -> None:
+    pool = ArtifactPool()
+    gateway = start_gateway(pool)
+    with gateway.http() as http:
+        assert failures(http, "nodes") == 0
+        pool.note("nodes", KeyError("a node"))
+        assert http.get("/readyz").json()["failing"] == {"nodes": "KeyError"}
+        assert failures(http, "nodes") == 1
+        pool.note("nodes", None)
+        wait_until(lambda: http.get("/readyz").json()["failing"] == {}, seconds=20)
 
 
 def test_who_waits_for_a_compile_with_an_event_that_cannot_be_read_is_told(

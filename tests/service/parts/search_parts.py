@@ -33,6 +33,7 @@ from torchrelay.compiler.tuning.records import (
     TuningEntry,
 )
 from torchrelay.service.admission.compile_request import CompileRequest
+from torchrelay.service.base.async_tasks import TaskSupervisor
 from torchrelay.service.base.metrics import GatewayMetrics
 from torchrelay.service.compile.search.database import TuningDatabase
 from torchrelay.service.compile.search.queue import SearchQueue
@@ -226,7 +227,7 @@ async def site(
     redis = Redis.from_url(server.url, **redis_options)
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
-    scheduler = SearchScheduler(pool, metrics)
+    scheduler = SearchScheduler(pool, metrics, TaskSupervisor(lambda task: None))
     queue = SearchQueue("default", tunings, scheduler, metrics)
     try:
         yield Site(pool, scheduler, queue, tunings, metrics, redis)

@@ -99,6 +99,7 @@ class ArtifactPool:
         """Problems that a compile says its graph has, and how often."""
         self.talks = 0
         """Steps that a compile tells of, spread over its `seconds`."""
+        self.note: Callable[[str, Exception | None], None] = lambda task, error: None
         self.corrupt = False
         self.stages = [("aot", 1.0), ("inductor", 2.0)]
         """What its manifests say."""
@@ -130,6 +131,9 @@ class ArtifactPool:
 
     def on_change(self, call: Callable[[], None]) -> None:
         self._changed, self._loop = call, asyncio.get_running_loop()
+
+    def on_failure(self, call: Callable[[str, Exception | None], None]) -> None:
+        self.note = call
 
     def changed(self) -> None:
         """It is no more what it was: to be called by a test's own thread."""

@@ -30,6 +30,7 @@ from torchrelay.compiler.api.protocols import WORKERS, Protocol
 from torchrelay.compiler.errors import CompileKilled, CompileTimeout, NoWorker, VerifyFailed
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries, records
+from torchrelay.service.base.async_tasks import TaskSupervisor
 from torchrelay.workers.messages import BadFrame, decode_answer
 from torchrelay.workers.settings import SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
@@ -133,11 +134,28 @@ def test_a_worker_whose_answers_cannot_be_read_is_replaced_until_they_can(servic
     def unreadable(body):
         raise BadFrame("a field of a later release")
 
+    told = TaskSupervisor(lambda task: None)
+    service.pool.on_failure(told.note)
     monkeypatch.setattr("torchrelay.workers.scheduling.slot_queue.decode_answer", unreadable)
     kill_fork_servers(service)
     wait_until(lambda: caplog.text.count("cannot be used") >= 2)
+    assert told.failing()["workers"] == "BadFrame"
     monkeypatch.undo()
     service.wait_for_idle()
+    assert "workers" not in told.failing()
+
+
+def test_nodes_that_cannot_be_followed_are_told_of(service, monkeypatch, caplog):
+    async def broken(self):
+        raise KeyError("a node without a name")
+
+    told = TaskSupervisor(lambda task: None)
+    service.pool.on_failure(told.note)
+    monkeypatch.setattr("torchrelay.workers.scheduling.ray_cluster.RayCluster.nodes", broken)
+    wait_until(lambda: told.failing().get("nodes") == "KeyError")
+    monkeypatch.undo()
+    wait_until(lambda: not told.failing())
+    assert "could not be followed" in caplog.text
 
 
 def test_a_worker_does_not_work_for_a_dispatcher_of_a_release_that_is_too_old():
