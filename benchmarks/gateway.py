@@ -78,6 +78,9 @@ class RandomPool:
     def on_change(self, call: Callable[[], None]) -> None:
         return
 
+    def on_failure(self, call: Callable[[str, Exception | None], None]) -> None:
+        return
+
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
         return 1000
 

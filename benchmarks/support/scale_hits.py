@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -90,10 +91,20 @@ class Way:
 
 
 def _binary(name: str) -> str:
-    found = shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+    fetched = f"{sys.prefix}/nginx/usr"
+    found = shutil.which(
+        name, path=f"/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin:{fetched}/sbin:{fetched}/bin"
+    )
     if found is None:
         raise NotInstalled(f"hits are measured with {name}, which is not installed; --parts leaves them out")
     return found
+
+
+def can_be_measured() -> bool:
+    try:
+        return bool(_binary("wrk") and _binary("nginx"))
+    except NotInstalled:
+        return False
 
 
 @contextlib.contextmanager
@@ -132,7 +143,9 @@ def _ask_with_wrk(port: int, request: bytes, size: int, seconds: int) -> int:
         (Path(name) / "wrk.lua").write_text(_WRK.replace("REQUEST", f"{name}/request"))
         command = [_binary("wrk"), "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout=30s"]
         command += ["-s", f"{name}/wrk.lua", f"http://127.0.0.1:{port}"]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        libraries = ":".join(str(path.parent) for path in Path(sys.prefix).glob("nginx/usr/lib/*/libluajit*"))
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else None
+        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     answers, received, failed = map(int, said.splitlines()[-1].split())
     assert not failed and received >= answers * size > 0, said
     return answers

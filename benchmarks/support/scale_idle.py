@@ -89,6 +89,7 @@ class IdlePool:
     """Slots that are claimed as workers/pool.py claims them, and no workers."""
 
     queued = elsewhere = 0
+    cluster = ""
 
     def __init__(self, claims: SlotClaims, slots: Sequence[str], toolchain: schema.Toolchain) -> None:
         self._claims = claims
@@ -116,6 +117,9 @@ class IdlePool:
         return []
 
     def on_change(self, call: Callable[[], None]) -> None:
+        return
+
+    def on_failure(self, call: Callable[[str, Exception | None], None]) -> None:
         return
 
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
@@ -166,6 +170,8 @@ async def measure(size: Size, folder: Path, *, seconds: float) -> Found:
             found.by_command = {name: stat["calls"] / seconds for name, stat in counted.items()}
             found.operations = sum(found.by_command.values())
             found.busy = sum(stat["usec"] for stat in counted.values()) / 1e6 / seconds
+            if failing := [each for _, app in clients for each in _failing(app).items()]:
+                raise RuntimeError(f"what is measured does not work: {failing}")
             found.scripts = await _time_scripts(redis, clients[0][1].state.gateway)
             for task in asking:
                 task.cancel()
@@ -185,6 +191,13 @@ async def _settled(redis: Any, keys: Keys) -> None:
             looked = len(
                 (await redis.info("commandstats")).keys() & {f"cmdstat_{name}" for name in _SWEEPING}
             )
+
+
+def _failing(app: Any) -> dict[str, str]:
+    """Background tasks of a gateway or a dispatcher that fail, and the kind of error."""
+    parts = getattr(app.state, "gateway", None) or app.state.dispatcher
+    failing: dict[str, str] = parts.shared.supervisor.failing()
+    return failing
 
 
 @contextlib.asynccontextmanager

@@ -63,6 +63,9 @@ class SimulatedPool(gateway.RandomPool):
     def on_change(self, call: Callable[[], None]) -> None:
         self._changed = call
 
+    def on_failure(self, call: Callable[[str, Exception | None], None]) -> None:
+        return
+
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int:
         return self._order.slots - self._running
 
