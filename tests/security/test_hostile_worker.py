@@ -9,12 +9,11 @@ import subprocess
 import sys
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import ArtifactPool, RedisServer, follow, graph, post
-from signed import KEY, manifest_of
+from signed import KEY, manifest_of, packed
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.artifact.signing import Trust
@@ -24,13 +23,6 @@ from zstd_frames import frame
 
 SIGNER = Ed25519PrivateKey.generate()
 FILES = {"code.py": b"print(1)\n" * 100}
-
-
-def packed(manifest: artifact_manifest.Manifest, frames: list[bytes]) -> bytes:
-    head = msgspec.msgpack.encode(
-        container.Envelope(msgspec.msgpack.encode(manifest), [len(frame) for frame in frames])
-    )
-    return b"".join([container.MAGIC, len(head).to_bytes(4, "little"), head, *frames])
 
 
 def sign(data: bytes) -> bytes:

@@ -56,8 +56,7 @@ def test_the_scale_benchmark_measures_hits(tmp_path: Path, monkeypatch: pytest.M
 def test_each_other_part_of_the_scale_benchmark_finds_what_it_measures(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "start", "misses", "idle", "ranks")
     once = [row["value"] for name, row in rows.items() if "of a graph" in name or "a body crosses" in name]
-    assert len(once) == 4 and all(0 < value <= 1 for value in once), (
-        rows
-    )  # one of two gateways may get no request
+    # one of several gateways may get no request
+    assert len(once) == 6 and all(0 < value <= 1 for value in once), rows
     assert rows["10 ranks, one artifact of 1 MB: a gateway's peak memory"]["ok"]
     assert any(name.endswith("lines lost or doubled") and row["ok"] for name, row in rows.items())

@@ -45,6 +45,14 @@ def manifest_of(files: Mapping[str, bytes], **changes: Any) -> artifact_manifest
     return request_parts.manifest_of(fields.pop("key"), files, **fields)
 
 
+def packed(manifest: artifact_manifest.Manifest, frames: list[bytes]) -> bytes:
+    """As container.pack, which makes the frames and looks at them."""
+    head = msgspec.msgpack.encode(
+        container.Envelope(msgspec.msgpack.encode(manifest), [len(frame) for frame in frames])
+    )
+    return b"".join([container.MAGIC, len(head).to_bytes(4, "little"), head, *frames])
+
+
 def signed(
     files: Mapping[str, bytes], signer: Ed25519PrivateKey, *, namespace: str = "default", **changes: Any
 ) -> bytes:
