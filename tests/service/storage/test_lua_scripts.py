@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -22,8 +23,8 @@ def everything(server: RedisServer) -> dict[bytes, bytes | None]:
         return {name: client.dump(name) for name in client.scan_iter()}
 
 
-def call(server: RedisServer, script: str, keys: list[str], args: list[object]) -> object:
-    async def run() -> object:
+def call(server: RedisServer, script: str, keys: list[str], args: list[object]) -> Any:
+    async def run() -> Any:
         async with Redis(unix_socket_path=str(server.socket)) as redis:
             return await getattr(Scripts(redis), script)(keys=keys, args=args)
 
@@ -105,6 +106,15 @@ def test_a_job_whose_progress_cannot_be_read_is_not_half_resumed(redis_server: R
     with pytest.raises(ResponseError):
         call(redis_server, "change_job", [jobs.all, jobs.open, job], args)
     assert everything(redis_server) == before
+
+
+def test_a_limit_may_be_larger_than_any_number_that_is_added(redis_server: RedisServer) -> None:
+    large = 10**18
+    limits = [large, "default", "default", large, float(large), ""]
+    args = [KEY, "me", 1000, 60_000, KEYS.wake, 1000, "body", 0, "what", "ask", "compiles", *limits]
+    assert call(redis_server, "acquire", KEYS.compile_keys(KEY), args)[0] == b"lease"
+    agreed = [KEY, "{}", 1000, large, large, "j", KEYS.job_prefix]
+    assert call(redis_server, "agree", [KEYS.job("j"), KEYS.jobs], agreed) == b"{}"
 
 
 @pytest.mark.parametrize("value", BAD)

@@ -1,4 +1,4 @@
-"""Large artifacts in S3: a real S3 server on loopback (moto's), and what happens when it is gone or silent."""
+"""Large artifacts in S3, in moto's server and in SeaweedFS, and what happens when it is gone or silent."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import httpx2
 import obstore
 import pytest
 from conftest import StartGateway
-from moto.server import ThreadedMotoServer
+from s3_parts import S3, WEED, SeaweedFS
 from service_parts import (
     ArtifactPool,
     Running,
     client_of,
     compiled,
     follow,
-    free_port,
     graph,
     post,
     wait_until,
@@ -31,37 +31,19 @@ LARGE = 100_000
 """Bytes of a member: more than `blob_inline_bytes` below, and incompressible."""
 
 
-class S3:
-    """moto's server in a thread of this process; its buckets outlive it, as a disk would."""
+NO_SEAWEEDFS = pytest.mark.skipif(
+    WEED is None, reason="SeaweedFS is not installed: `make test-all` fetches it"
+)
 
-    def __init__(self, bucket: str) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.bucket = bucket
-        self._server: ThreadedMotoServer | None = None
 
-    def start(self) -> None:
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
-        self._server.start()
-        with client_of(self.url, None) as http:
-            assert http.put(f"/{self.bucket}").status_code in (200, 409)
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-
-    def objects(self) -> list[str]:
-        """Keys of what the bucket holds."""
-        with client_of(self.url, None) as http:
-            listed = http.get(f"/{self.bucket}", params={"list-type": "2"}).text
-        keys = [part.partition("</Key>")[0] for part in listed.split("<Key>")[1:]]
-        return [key for key in keys if not key.endswith("/installation")]
+EITHER = pytest.mark.parametrize("s3", ["moto", pytest.param("seaweedfs", marks=NO_SEAWEEDFS)], indirect=True)
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    server = S3(f"bucket-{time.monotonic_ns()}")
+def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
+    bucket = f"bucket-{time.monotonic_ns()}"
+    seaweedfs = getattr(request, "param", "moto") == "seaweedfs"
+    server = SeaweedFS(bucket, tmp_path / "seaweedfs") if seaweedfs else S3(bucket)
     server.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
@@ -87,6 +69,7 @@ def ending(http: httpx2.Client, body: bytes) -> dict[str, object]:
     return {"stage": stage, **data}
 
 
+@EITHER
 def test_a_large_artifact_is_kept_in_s3_and_served_by_every_gateway(
     start_gateway: StartGateway, s3: S3
 ) -> None:
@@ -104,6 +87,7 @@ def test_a_large_artifact_is_kept_in_s3_and_served_by_every_gateway(
         assert compiled(other, graph()) != data
 
 
+@EITHER
 def test_an_artifact_in_many_parts_comes_back_whole(start_gateway: StartGateway, s3: S3) -> None:
     running = start_gateway(
         ArtifactPool(member_bytes=13 << 20), blob_url=f"s3://{s3.bucket}", blob_allow_http=True
@@ -117,6 +101,7 @@ def test_an_artifact_in_many_parts_comes_back_whole(start_gateway: StartGateway,
         assert post(http, graph()).content == data
 
 
+@EITHER
 def test_eviction_and_sweep_leave_nothing_in_s3_that_is_not_offered(
     start_gateway: StartGateway, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +124,7 @@ def test_eviction_and_sweep_leave_nothing_in_s3_that_is_not_offered(
         assert post(http, graph(4)).status_code == 200
 
 
+@EITHER
 def test_what_vanished_from_s3_or_changed_there_is_compiled_once_more(
     start_gateway: StartGateway, s3: S3
 ) -> None:

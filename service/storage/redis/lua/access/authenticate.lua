@@ -6,24 +6,25 @@
 -- Returns nil, or {record, milliseconds to wait}: 0 lets it pass.
 local tokens, bucket, namespaces, changed = unpack(KEYS)
 local digest, rate, burst_seconds, prefix, default, made = unpack(ARGV)
+check_arguments(6)
+rate, burst_seconds = comparable(rate), comparable(burst_seconds)
 local data = made ~= '' and made or redis.call('HGET', tokens, digest)
 if not data then
   return false
 end
 local record = cjson.decode(data)
-if made ~= '' and record.namespace and record.namespace ~= '*' and record.namespace ~= default then
-  redis.pcall('HSETNX', namespaces, record.namespace, '{}')
-end
-rate = tonumber(rate)
 if type(record.rate) == 'number' then
   rate = record.rate
+end
+local full = rate > 0 and finite(redis.call('GET', bucket) or 0) -- when the bucket is full again
+if made ~= '' and record.namespace and record.namespace ~= '*' and record.namespace ~= default then
+  redis.pcall('HSETNX', namespaces, record.namespace, '{}')
 end
 if rate <= 0 then
   return {data, 0}
 end
 local each = 1000000 / rate
-local most = math.max(tonumber(burst_seconds) * 1000000, each)
-local full = tonumber(redis.call('GET', bucket) or '0') -- when the bucket is full again
+local most = math.max(burst_seconds * 1000000, each)
 local ahead = math.max(full - microseconds, 0) + each
 if ahead > most then
   local namespace = record.namespace

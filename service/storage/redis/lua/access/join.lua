@@ -3,8 +3,9 @@
 -- that lowest number has risen.
 -- Returns the number and the lowest that were there before; 1 for none.
 local found = redis.call('HMGET', KEYS[1], 'protocol', 'oldest')
-local number, oldest = tonumber(found[1] or '1'), tonumber(found[2] or '1')
-local own, own_oldest = tonumber(ARGV[1]), tonumber(ARGV[2])
+check_arguments(4)
+local number, oldest = finite(found[1] or '1'), finite(found[2] or '1')
+local own, own_oldest = finite(ARGV[1]), finite(ARGV[2])
 if number >= own_oldest and own >= oldest then
   redis.call('HSET', KEYS[1], 'protocol', math.max(number, own), 'oldest', math.max(oldest, own_oldest))
   if own_oldest > oldest then

@@ -2,7 +2,9 @@
 -- KEYS: the last three are what earlier versions had in each namespace.
 -- ARGV: body: '' takes that of the key's compile, which Redis has. Returns 1, or 0 if the compile is over.
 local saved, sizes, total, request, compiled, kept, kept_sizes, kept_total = unpack(KEYS)
-local body, most_bytes, prefix = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local body, most_bytes, prefix = ARGV[1], comparable(ARGV[2]), ARGV[3]
+check_arguments(3)
+check_counters({redis.call('GET', total)})
 if body == '' then
   body = redis.call('GET', compiled)
   if not body then
@@ -18,7 +20,7 @@ end
 
 local function forget(name)
   redis.call('ZREM', saved, name)
-  redis.call('DECRBY', total, redis.call('HGET', sizes, name) or 0)
+  redis.call('DECRBY', total, integer(number_or(0, redis.call('HGET', sizes, name))))
   redis.call('HDEL', sizes, name)
 end
 
@@ -26,7 +28,7 @@ local earlier = redis.call('ZPOPMIN', kept, 20)
 for i = 1, #earlier, 2 do
   local name = prefix .. earlier[i]
   forget(name)
-  count(name, redis.call('HGET', kept_sizes, earlier[i]) or '0', earlier[i + 1])
+  count(name, integer(number_or(0, redis.call('HGET', kept_sizes, earlier[i]))), earlier[i + 1])
 end
 if #earlier > 0 and redis.call('EXISTS', kept) == 0 then
   redis.call('DEL', kept_sizes, kept_total)

@@ -2,8 +2,10 @@
 -- Returns the verdict that stands, or nil for a job that has decided on too many keys.
 local decisions, jobs = unpack(KEYS)
 local key, verdict, ttl_ms, most_keys, most_jobs, job, prefix = unpack(ARGV)
+check_arguments(7)
+ttl_ms, most_keys, most_jobs = whole(ttl_ms, 1), whole(most_keys, 0), whole(most_jobs, 0)
 local standing = redis.call('HGET', decisions, key)
-if not standing and redis.call('HLEN', decisions) < tonumber(most_keys) then
+if not standing and redis.call('HLEN', decisions) < most_keys then
   redis.call('HSET', decisions, key, verdict)
   standing = verdict
 end

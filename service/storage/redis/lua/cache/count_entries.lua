@@ -7,12 +7,13 @@ local id, index_prefix = unpack(ARGV)
 if redis.call('HGET', recount, 'id') ~= id then
   return false
 end
+check_counters(redis.call('HMGET', recount, total, inline))
 redis.call('HINCRBY', recount, total, 0)
 local mended = 0
 for i = 3, #ARGV do
   local key, index = ARGV[i], index_prefix .. ARGV[i]
   local size, place, counted, created = unpack(redis.call('HMGET', index, 'size', 'place', 'counted', 'created'))
-  size = tonumber(size or '')
+  size = number_or(nil, size)
   local held = tonumber(redis.call('HGET', sizes, key) or '')
   if not size or not place then
     local listed = redis.call('HDEL', sizes, key) + redis.call('ZREM', lru, key) + redis.call('ZREM', pinned, key)
@@ -23,7 +24,7 @@ for i = 3, #ARGV do
     if held ~= size or not used then
       redis.call('HSET', sizes, key, integer(size))
       if not used then
-        redis.call('ZADD', lru, tonumber(created or '') or integer(now), key)
+        redis.call('ZADD', lru, number_or(integer(now), created), key)
       end
       mended = mended + 1
     end

@@ -2,108 +2,164 @@
 -- caller deletes those in the store. `whose`: one namespace, down to its quota, or '' for all, down to `limit`; then
 -- each entry is of the namespace that holds the most bytes. Above the limit that one has more than an equal share, so
 -- no namespace below its share loses anything to another.
--- ARGV: limit: in bytes, where no quota says otherwise (0: no limit); most: entries for one call.
--- Returns {namespace, key, digest, place, namespace, key, ...}. The newest entry of all always stays (a client that
--- waited for it is about to fetch it), and so do pinned ones: they are not in lru.
+-- A call does a bounded part of that, however many namespaces there are. Of namespaces that hold the same it looks at
+-- ALIKE, and takes what was used longest ago in these.
+-- ARGV: limit: in bytes, where no quota says otherwise (0: no limit); most: entries for one call; asking: the caller's
+-- namespace, where something may just have been published.
+-- Returns {more, namespace, key, digest, place, namespace, key, ...}; more: 1 if the caller shall call again, else 0.
+-- Of the namespaces looked at and the caller's, the entry used last stays (a client that waited for it is about to
+-- fetch it), and so do pinned ones: they are not in lru.
+local ALIKE = 8
 local namespaces, inline, recount, changed = unpack(KEYS)
-local installation, default, whose, limit, left = unpack(ARGV)
-limit, left = tonumber(limit), tonumber(left)
+local installation, default, whose, limit, left, asking = unpack(ARGV)
+local looks = 128 -- at namespaces, by one call
+limit, left = comparable(limit), finite(left)
 if whose ~= '' then
   local own = cjson.decode(redis.call('HGET', namespaces, whose) or '{}')
   limit = own.bytes or limit
 end
 if limit <= 0 then
-  return {}
+  return {0}
 end
 
 local function prefix_of(name)
   return name == default and installation or installation .. 'ns:' .. name .. ':'
 end
+local callers = prefix_of(asking)
 
-local function all_names()
-  local names = redis.call('HKEYS', namespaces)
-  names[#names + 1] = redis.call('HEXISTS', namespaces, default) == 0 and default or nil
-  return names
+local function prefix_of_total(sum)
+  return sum:sub(1, -1 - #'total')
 end
 
 local bytes, held = sums_of_all(inline)
+
+local function add_up() -- once: an older version made no sums of all
+  local names, scores, all = redis.call('HKEYS', namespaces), {}, 0
+  names[#names + 1] = redis.call('HEXISTS', namespaces, default) == 0 and default or nil
+  for first = 1, #names, 500 do -- a few commands, each for many
+    local sums, some = {}, {}
+    for i = first, math.min(first + 499, #names) do
+      sums[#sums + 1] = prefix_of(names[i]) .. 'total'
+    end
+    for i, own in ipairs(redis.call('MGET', unpack(sums))) do
+      some[#some + 1] = own or '0'
+      some[#some + 1] = sums[i]
+      all = all + finite(own or '0')
+    end
+    scores[#scores + 1] = some
+  end
+  redis.call('DEL', held)
+  for _, some in ipairs(scores) do
+    redis.call('ZADD', held, unpack(some))
+  end
+  redis.call('SET', bytes, integer(all))
+end
+
 local total
 if whose ~= '' then
   total = tonumber(redis.call('GET', prefix_of(whose) .. 'total') or '0')
 else
-  if redis.call('EXISTS', bytes) == 0 then -- an older version made none
-    redis.call('SET', bytes, 0)
-    redis.call('DEL', held)
-    for _, name in ipairs(all_names()) do
-      local own = redis.call('GET', prefix_of(name) .. 'total') or '0'
-      redis.call('INCRBY', bytes, own)
-      redis.call('ZADD', held, own, prefix_of(name) .. 'total')
-    end
+  if redis.call('EXISTS', bytes) == 0 then
+    add_up()
   end
   total = tonumber(redis.call('GET', bytes))
 end
 if total <= limit then
-  return {}
+  return {0}
 end
 
--- The entry used last of all namespaces, looked for when a namespace has only one left.
-local newest
+local function largest() -- {name of a sum, bytes, ...}, the most bytes first
+  return redis.call('ZRANGE', held, 0, ALIKE - 1, 'REV', 'WITHSCORES')
+end
+
+local newest, newest_used -- the entry used last, of the namespaces looked at
+local function look_for_newest(prefix)
+  local last = redis.call('ZRANGE', prefix .. 'lru', -1, -1, 'WITHSCORES')
+  if last[1] and (not newest or tonumber(last[2]) > newest_used) then
+    newest, newest_used = prefix .. last[1], tonumber(last[2])
+  end
+end
+
 local function is_newest(prefix, key)
   if not newest then
-    local stamp = -1
-    for _, name in ipairs(whose ~= '' and {whose} or all_names()) do
-      local last = redis.call('ZRANGE', prefix_of(name) .. 'lru', -1, -1, 'WITHSCORES')
-      if last[1] and tonumber(last[2]) > stamp then
-        newest, stamp = prefix_of(name) .. last[1], tonumber(last[2])
-      end
+    look_for_newest(callers)
+    local others = whose == '' and largest() or {}
+    for i = 1, #others, 2 do
+      look_for_newest(prefix_of_total(others[i]))
     end
   end
+  look_for_newest(prefix)
   return prefix .. key == newest
 end
 
-local function oldest_of(prefix) -- what goes next, and when it was used
+local function oldest_of(prefix) -- what goes next, and when it was used; and whether there is nothing but pinned ones
   local oldest = redis.call('ZRANGE', prefix .. 'lru', 0, 1, 'WITHSCORES')
   local key = oldest[1]
   if key and (oldest[3] or not is_newest(prefix, key)) then
     return key, tonumber(oldest[2])
   end
+  return nil, nil, not key
 end
 
-local function next_entry() -- of the namespace that holds the most; of several, what was used longest ago
+local function mended(sum, score) -- an older version changed what a namespace holds, and not the sums of all
+  local now_held = finite(redis.call('GET', sum) or '0')
+  if now_held == tonumber(score) then
+    return false
+  end
+  redis.call('ZADD', held, integer(now_held), sum)
+  redis.call('INCRBY', bytes, integer(now_held - score))
+  total = tonumber(redis.call('GET', bytes))
+  return true
+end
+
+-- The next entry of the largest namespaces: its prefix, and key. And whether `held` has changed: then look again.
+local function next_of_largest()
+  local most, found, key, used, other
+  local sums = largest()
+  for i = 1, #sums, 2 do
+    local prefix, own = prefix_of_total(sums[i]), tonumber(sums[i + 1])
+    if found and own < most then
+      break
+    end
+    looks = looks - 1
+    if mended(sums[i], sums[i + 1]) then
+      return nil, nil, true
+    end
+    local candidate, since, all_pinned = oldest_of(prefix)
+    if all_pinned then -- comes back with its next entry, by add_bytes
+      redis.call('ZREM', held, sums[i])
+      other = true
+    elseif candidate and (not found or since < used) then
+      most, found, key, used = own, prefix, candidate, since
+    end
+  end
+  return found, key, other
+end
+
+local function next_entry()
   if whose ~= '' then
-    return whose, (oldest_of(prefix_of(whose)))
+    return prefix_of(whose), (oldest_of(prefix_of(whose)))
   end
-  local rank, most, found, key, used = 0, nil, nil, nil, nil
-  while true do
-    local own = redis.call('ZRANGE', held, rank, rank, 'REV', 'WITHSCORES')
-    if not own[1] or (found and tonumber(own[2]) < most) then
-      return found, key
-    end
-    local prefix = own[1]:sub(1, -1 - #'total')
-    local now_held = redis.call('GET', own[1]) or '0'
-    if tonumber(now_held) ~= tonumber(own[2]) then -- an older version changed it
-      redis.call('ZADD', held, now_held, own[1])
-      redis.call('INCRBY', bytes, integer(now_held - own[2]))
-      total = tonumber(redis.call('GET', bytes))
-      rank, most, found, key, used = 0, nil, nil, nil, nil
-    else
-      local candidate, since = oldest_of(prefix)
-      if candidate and (not found or since < used) then
-        most, found, key, used = tonumber(own[2]), prefix:sub(#installation + 1):match('^ns:(.*):$') or default,
-          candidate, since
-      end
-      rank = rank + 1
+  while looks > 0 do
+    local prefix, key, other = next_of_largest()
+    if key or not other then
+      return prefix, key
     end
   end
 end
 
-local out = {}
-while left > 0 and total > limit do
-  local name, key = next_entry()
+local callers_total = callers .. 'total'
+if whose == '' and redis.call('EXISTS', callers .. 'lru') == 1 and not redis.call('ZSCORE', held, callers_total) then
+  -- all was pinned, and an older version unpinned some
+  redis.call('ZADD', held, redis.call('GET', callers_total) or '0', callers_total)
+end
+
+local out = {0}
+while left > 0 and looks > 0 and total > limit do
+  local prefix, key = next_entry()
   if not key then
     break
   end
-  local prefix = prefix_of(name)
   local index, sizes = prefix .. 'index:' .. key, prefix .. 'sizes'
   local entry = redis.call('HMGET', index, 'digest', 'place')
   local size = redis.call('HGET', sizes, key) or 0
@@ -114,10 +170,14 @@ while left > 0 and total > limit do
     redis.call('DEL', prefix .. 'blob:' .. entry[1])
   end
   if entry[1] then
+    local name = prefix:sub(#installation + 1):match('^ns:(.*):$') or default
     for _, part in ipairs({name, key, entry[1], entry[2]}) do
       out[#out + 1] = part
     end
   end
   total, left = total - size, left - 1
+end
+if total > limit and (left == 0 or looks <= 0) then
+  out[1] = 1
 end
 return out

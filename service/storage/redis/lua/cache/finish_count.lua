@@ -6,6 +6,11 @@ if redis.call('HGET', recount, 'id') ~= id then
   return false
 end
 local found, wrong = redis.call('HGETALL', recount), {}
+for i = 1, #found, 2 do
+  if found[i] ~= 'id' then
+    finite(found[i + 1])
+  end
+end
 local bytes, held = sums_of_all(inline)
 local all = 0
 redis.call('DEL', held)

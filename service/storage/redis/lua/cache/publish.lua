@@ -8,6 +8,8 @@ local index, lru, _, sizes, total, inline, stats, audit, recount, changed = unpa
 local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills, pending = unpack(KEYS, 11)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
 local seconds, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
+check_arguments(14, 2, 1)
+most_audited, ttl_ms = whole(most_audited, 0), whole(ttl_ms, 1)
 size, seconds, searched = integer(finite(size)), finite(seconds), integer(finite(searched))
 recalled, unverified = integer(finite(recalled)), integer(finite(unverified))
 local existing = redis.call('HGET', index, 'digest')
@@ -27,7 +29,10 @@ end
 if place == 'redis' and redis.call('EXISTS', blob) == 0 then
   return {'blobless'}
 end
-local joins = tonumber(redis.call('HGET', run, 'joins') or '0')
+check_sums(total, inline, recount)
+check_counters(redis.call('HMGET', stats, 'compiles', 'problems_searched', 'problems_recalled', 'unverified'))
+finite(redis.call('HGET', stats, 'seconds_saved') or 0)
+local joins = number_or(0, redis.call('HGET', run, 'joins'))
 local saved = string.format('%.6f', joins * seconds)
 if place == 'redis' then
   redis.call('PERSIST', blob)
@@ -35,7 +40,7 @@ end
 redis.call('HSET', index, 'digest', digest, 'size', size, 'place', place, 'namespace', namespace,
   'seconds', string.format('%.6f', seconds), 'created', integer(now))
 redis.call('ZADD', lru, integer(now), key)
-add_bytes(0 - (redis.call('HGET', sizes, key) or 0), 'store', total, inline)
+add_bytes(0 - number_or(0, redis.call('HGET', sizes, key)), 'store', total, inline)
 redis.call('HSET', sizes, key, size)
 add_bytes(size, place, total, inline)
 local counting = redis.call('HGET', recount, 'id')

@@ -3,10 +3,13 @@
 -- Returns 1 if this call dropped it: an entry published since, with another digest, stays.
 local index, lru, pinned, sizes, total, inline, stats, audit, recount, changed = unpack(KEYS)
 local key, most_audited, blob_prefix, bad_digest, evidence_ms = unpack(ARGV)
+check_arguments(5, 2, 1)
+most_audited, evidence_ms = whole(most_audited, 0), whole(evidence_ms, 0)
 local digest, place = unpack(redis.call('HMGET', index, 'digest', 'place'))
 if digest ~= bad_digest then
   return 0
 end
+check_sums(total, inline, recount)
 redis.call('HINCRBY', stats, 'damaged', 1)
 redis.call('SADD', changed, stats)
 if place == 'redis' then

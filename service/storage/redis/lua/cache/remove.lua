@@ -2,10 +2,13 @@
 -- KEYS: Keys.entry_keys. ARGV: the audit entry's fields come last. Returns nil, or {digest, place}.
 local index, lru, pinned, sizes, total, inline, stats, audit, recount, changed = unpack(KEYS)
 local key, most_audited, blob_prefix = unpack(ARGV)
+check_arguments(3, 2, 1)
+most_audited = whole(most_audited, 0)
 local digest, place = unpack(redis.call('HMGET', index, 'digest', 'place'))
 if not digest then
   return false
 end
+check_sums(total, inline, recount)
 drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
 redis.call('SADD', changed, stats)
 if place == 'redis' then

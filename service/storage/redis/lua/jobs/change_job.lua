@@ -6,7 +6,9 @@
 -- Returns {'changed'}, {'unchanged'} (the job is not in a state for it), {'gone'} (there is no such job) or
 -- {'many', how many are open}.
 local jobs, open, job, open_jobs = unpack(KEYS)
+check_arguments(10, 2, 0)
 local training, transition = ARGV[2] == 'train', ARGV[4]
+local most_open, most_events = whole(ARGV[9], 0), whole(ARGV[10], 0)
 local state = redis.call('HGET', job, 'state')
 if not state then
   return {'gone'}
@@ -23,7 +25,7 @@ end
 if not possible then
   return {'unchanged'}
 end
-if transition == 'resume' and redis.call('ZCARD', open) >= tonumber(ARGV[9]) then
+if transition == 'resume' and redis.call('ZCARD', open) >= most_open then
   return {'many', redis.call('ZCARD', open)}
 end
 -- items that failed, were skipped or had only begun are searched again, with the whole budget
@@ -37,6 +39,12 @@ if transition == 'resume' and not training then
     end
   end
 end
+local events
+if transition ~= 'cancel' then
+  check_counters(redis.call('HMGET', job, 'turn', 'resumes'))
+  events = training and whole(finite(redis.call('HGET', job, 'events') or 0), 0)
+  add_job_event(job, ARGV[7], ARGV[8], events)
+end
 for at = 11, #ARGV, 2 do
   redis.call('HSET', job, ARGV[at], ARGV[at + 1])
 end
@@ -45,6 +53,9 @@ if transition == 'cancel' then
   return {'changed'}
 end
 redis.call('HINCRBY', job, 'turn', 1)
+if training then
+  redis.call('HSET', job, 'events', integer(events + 1))
+end
 if transition == 'end' then
   redis.call('HSET', job, 'state', ARGV[6], 'ended', integer(now))
   redis.call('ZREM', open, ARGV[1])
@@ -65,13 +76,7 @@ else
     redis.call('HSET', job, 'base_spent', spent[1] or 0, 'base_trials', spent[2] or 0)
   end
 end
-local number = '*'
-if training then
-  number = redis.call('HINCRBY', job, 'events', 1) .. '-0'
-  redis.call('XADD', job .. ':history', number, 'data', ARGV[8])
-end
-redis.call('XADD', job .. ':events', number, 'event', ARGV[7], 'data', ARGV[8])
 if training and transition == 'end' then
-  redis.call('XTRIM', job .. ':events', 'MAXLEN', '~', ARGV[10])
+  redis.call('XTRIM', job .. ':events', 'MAXLEN', '~', most_events)
 end
 return {'changed'}

@@ -4,29 +4,36 @@
 --       event or '', most audit entries, then of each hash entry: suffix of the hash's key, field, value.
 -- Returns {'new', ids of those that made room}, {'exists'} or {'many', how many are open}.
 local jobs, open, job, audit, open_jobs = unpack(KEYS)
+check_arguments(9, 3, 0)
+local created, most_jobs, most_open = finite(ARGV[4]), whole(ARGV[5], 0), whole(ARGV[6], 0)
+local most_audited = whole(ARGV[9], 0)
+local events = ARGV[2] == 'train' and 0
+for at = 10, #ARGV, 3 do
+  if events and ARGV[at] == '' and ARGV[at + 1] == 'events' then
+    events = whole(finite(ARGV[at + 2]), 0)
+  end
+end
 if redis.call('EXISTS', job) == 1 then
   return {'exists'}
 end
-if redis.call('ZCARD', open) >= tonumber(ARGV[6]) then
+if redis.call('ZCARD', open) >= most_open then
   return {'many', redis.call('ZCARD', open)}
+end
+if ARGV[8] ~= '' then
+  add_job_event(job, ARGV[7], ARGV[8], events)
 end
 for at = 10, #ARGV, 3 do
   redis.call('HSET', job .. ARGV[at], ARGV[at + 1], ARGV[at + 2])
 end
-redis.call('ZADD', jobs, ARGV[4], ARGV[1])
-redis.call('ZADD', open, ARGV[4], ARGV[1])
+redis.call('ZADD', jobs, created, ARGV[1])
+redis.call('ZADD', open, created, ARGV[1])
 redis.call('ZADD', open_jobs, integer(now), job)
-if ARGV[8] ~= '' then
-  local number = '*'
-  if ARGV[2] == 'train' then
-    number = redis.call('HINCRBY', job, 'events', 1) .. '-0'
-    redis.call('XADD', job .. ':history', number, 'data', ARGV[8])
-  end
-  redis.call('XADD', job .. ':events', number, 'event', ARGV[7], 'data', ARGV[8])
+if ARGV[8] ~= '' and events then
+  redis.call('HSET', job, 'events', integer(events + 1))
 end
 redis.call('PUBLISH', ARGV[3], ARGV[2] .. ':' .. ARGV[1])
 local answer = {'new'}
-local surplus = redis.call('ZCARD', jobs) - tonumber(ARGV[5])
+local surplus = redis.call('ZCARD', jobs) - most_jobs
 if surplus > 0 then
   local prefix = string.sub(job, 1, #job - #ARGV[1])
   for _, id in ipairs(redis.call('ZRANGE', jobs, 0, -1)) do
@@ -35,7 +42,7 @@ if surplus > 0 then
       redis.call('DEL', old, old .. ':lease', old .. ':events', old .. ':items', old .. ':bodies', old .. ':progress',
         old .. ':results', old .. ':metrics', old .. ':logs', old .. ':history', old .. ':files', old .. ':shelves')
       redis.call('ZREM', jobs, id)
-      redis.call('XADD', audit, 'MAXLEN', '~', ARGV[9], '*', 'action', ARGV[2] .. '_forgotten', 'name', 'service',
+      redis.call('XADD', audit, 'MAXLEN', '~', most_audited, '*', 'action', ARGV[2] .. '_forgotten', 'name', 'service',
         'detail', id)
       answer[#answer + 1] = id
       surplus = surplus - 1

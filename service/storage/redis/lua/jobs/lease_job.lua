@@ -3,6 +3,8 @@
 -- Returns {'held', who cancelled the job, in words, or ''}, {'taken'} by another, {'ended'} (the job has ended, or had
 -- and was resumed since this turn), {'gone'} (there is no such job) or {'released'}.
 local job, open_jobs = unpack(KEYS)
+check_arguments(7)
+local lease_ms = whole(ARGV[5], 1)
 local lease = job .. ':lease'
 local notification = ARGV[2] .. ':' .. ARGV[1]
 if ARGV[6] == 'release' then
@@ -26,8 +28,8 @@ local holder = redis.call('GET', lease)
 if holder and holder ~= ARGV[4] then
   return {'taken'}
 end
-redis.call('SET', lease, ARGV[4], 'PX', ARGV[5])
-redis.call('ZADD', open_jobs, integer(now + ARGV[5]), job)
+redis.call('SET', lease, ARGV[4], 'PX', lease_ms)
+redis.call('ZADD', open_jobs, integer(now + lease_ms), job)
 if ARGV[2] == 'tune' and state == 'waiting' then
   redis.call('HSET', job, 'state', 'running')
   redis.call('XADD', job .. ':events', '*', 'event', 'job', 'data', '{"state":"running"}')

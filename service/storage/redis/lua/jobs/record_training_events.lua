@@ -4,27 +4,36 @@
 --       and each one's name and value, then of each event its name, its data, its series ('metrics', 'logs' or 'history')
 --       and its data there.
 -- Returns 'recorded' or 'lost' (another holds the lease, or the job has ended).
+check_arguments(6)
+local tellings, most_events, fields_end = whole(ARGV[3], 0), whole(ARGV[5], 0), 6 + 2 * whole(ARGV[6], 0)
+check_arguments(fields_end, 4, 0)
+local series = { metrics = KEYS[4], logs = KEYS[5], history = KEYS[6] }
+for at = fields_end + 1, #ARGV, 4 do
+  if not series[ARGV[at + 2]] then
+    error('no series: ' .. ARGV[at + 2])
+  end
+end
 local state = redis.call('HGET', KEYS[1], 'state')
 if redis.call('GET', KEYS[2]) ~= ARGV[2] or state == 'done' or state == 'failed' or state == 'cancelled' then
   return 'lost'
 end
-local tellings = tonumber(redis.call('HGET', KEYS[1], 'tellings'))
-if tellings == tonumber(ARGV[3]) + 1 then
+local found = tonumber(redis.call('HGET', KEYS[1], 'tellings'))
+if found == tellings + 1 then
   return 'recorded'
 end
-if tellings ~= tonumber(ARGV[3]) then
+if found ~= tellings then
   return 'lost'
 end
-redis.call('HINCRBY', KEYS[1], 'tellings', 1)
-local first = 7 + 2 * tonumber(ARGV[6])
-for at = 7, first - 1, 2 do
-  redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1])
-end
-local series = { metrics = KEYS[4], logs = KEYS[5], history = KEYS[6] }
-for at = first, #ARGV, 4 do
-  local number = redis.call('HINCRBY', KEYS[1], 'events', 1) .. '-0'
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], number, 'event', ARGV[at], 'data', ARGV[at + 1])
+local events = whole(finite(redis.call('HGET', KEYS[1], 'events') or 0), 0)
+for at = fields_end + 1, #ARGV, 4 do -- first: Redis refuses a number that is not above those of the stream
+  events = events + 1
+  local number = integer(events) .. '-0'
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', most_events, number, 'event', ARGV[at], 'data', ARGV[at + 1])
   redis.call('XADD', series[ARGV[at + 2]], number, 'data', ARGV[at + 3])
 end
+for at = 7, fields_end, 2 do
+  redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1])
+end
+redis.call('HSET', KEYS[1], 'tellings', integer(tellings + 1), 'events', integer(events))
 redis.call('PUBLISH', ARGV[4], 'train:' .. ARGV[1])
 return 'recorded'

@@ -12,6 +12,10 @@ local index, lease, fence, active, events, request, run, waiters, failed, stats,
   = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, what, mode = unpack(ARGV)
 local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace = unpack(ARGV, 11)
+check_arguments(17)
+lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
+most_queued = comparable(most_queued)
+most_compiles, most_seconds = comparable(most_compiles), comparable(most_seconds)
 local asking = mode ~= 'take'
 
 local SENDING_MS = 500 -- who has not sent the body by then has gone away
@@ -27,6 +31,8 @@ end
 if redis.call('EXISTS', index) == 1 then
   return {'hit'}
 end
+check_counters(redis.call('HMGET', run, 'joins', 'leases'))
+check_counters(redis.call('HMGET', stats, 'requests', 'refused', 'coalesced', 'overloaded', 'over_quota', 'misses'))
 local failure = redis.call('GET', failed)
 if failure then
   count('refused')
@@ -80,6 +86,12 @@ elseif mode == 'queue' and running and redis.call('ZSCORE', pending, lease) and 
   return {'wait'}
 end
 
+local limited = asking and not running
+if limited then
+  local quota = cjson.decode(redis.call('HGET', namespaces, namespace) or '{}')
+  most_compiles = comparable(quota.compiles or most_compiles)
+  most_seconds = comparable(quota.compile_seconds or most_seconds)
+end
 redis.call('ZREMRANGEBYSCORE', active, '-inf', integer(now))
 redis.call('ZREMRANGEBYSCORE', pending, '-inf', integer(now - ttl_ms))
 
@@ -87,19 +99,16 @@ redis.call('ZREMRANGEBYSCORE', pending, '-inf', integer(now - ttl_ms))
 -- (dynamic thresholds, Choudhury and Hahne 1998). One that floods alone gets two thirds; n that flood get two of
 -- 2n + 1 parts each, and the next one finds the last part free.
 local function refusal()
-  local quota = cjson.decode(redis.call('HGET', namespaces, namespace) or '{}')
   local own = redis.call('ZCARD', active)
-  local most = quota.compiles or tonumber(most_compiles)
-  if most > 0 and own >= most then
-    return {'compiles', tostring(most)}
+  if most_compiles > 0 and own >= most_compiles then
+    return {'compiles', tostring(most_compiles)}
   end
-  local seconds = quota.compile_seconds or tonumber(most_seconds)
-  if seconds > 0 and tonumber(redis.call('GET', spent) or '0') >= seconds * 1000 then
-    return {'seconds', tostring(seconds), redis.call('PTTL', spent)}
+  if most_seconds > 0 and number_or(0, redis.call('GET', spent)) >= most_seconds * 1000 then
+    return {'seconds', tostring(most_seconds), redis.call('PTTL', spent)}
   end
   local queued = redis.call('ZCARD', pending)
   local others = redis.call('HLEN', namespaces) - redis.call('HEXISTS', namespaces, default)
-  local free = tonumber(most_queued) - queued
+  local free = most_queued - queued
   if free <= 0 then
     return {'overloaded', queued, 'all'}
   end
@@ -109,7 +118,7 @@ local function refusal()
   return nil
 end
 
-local refused = asking and not running and refusal() or nil
+local refused = limited and refusal() or nil
 if refused then
   count(refused[1] == 'overloaded' and 'overloaded' or 'over_quota')
   return refused
@@ -119,7 +128,7 @@ if body == '' then
   -- of those who queue at one time one sends the body; the others ask again, and soon find the compile queued
   if mode == 'queue' then
     local sending = redis.call('HGET', run, 'sending')
-    if sending and now - tonumber(sending) < SENDING_MS then
+    if sending and now - number_or(0, sending) < SENDING_MS then
       return {'later'}
     end
     redis.call('HSET', run, 'sending', integer(now))
@@ -161,5 +170,5 @@ if times > 1 or asking then
   report(times > 1 and 'taken over from a holder that died' or '')
 end
 count('misses')
-local waited = now - tonumber(redis.call('HGET', run, 'started') or now)
+local waited = now - number_or(now, redis.call('HGET', run, 'started'))
 return {'lease', number, asking and '' or body, times, waited, wanted, redis.call('HGET', run, 'trace') or ''}

@@ -3,15 +3,17 @@
 -- negative_ms doubles with each such failure in a row, up to this. Returns 1 or 0.
 local _, lease, _, active, events, request, run, waiters, failed, stats, _, _, kills, pending, changed = unpack(KEYS)
 local key, token, ttl_ms, wake, failure, detail, negative_ms, longest_ms = unpack(ARGV)
-negative_ms, longest_ms = finite(negative_ms), finite(longest_ms)
+check_arguments(8)
+ttl_ms, negative_ms, longest_ms = whole(ttl_ms, 1), whole(negative_ms, 0), whole(longest_ms, 0)
 if redis.call('GET', lease) ~= token then
   return 0
 end
+check_counters({redis.call('GET', kills), redis.call('HGET', stats, 'failures')})
 add_event(events, run, ttl_ms, 'failed', detail, failure)
 if longest_ms > 0 then
   local times = redis.call('INCRBY', kills, 1)
   redis.call('PEXPIRE', kills, integer(24 * longest_ms))
-  negative_ms = math.min(negative_ms * 2 ^ (times - 1), math.max(negative_ms, longest_ms))
+  negative_ms = math.min(negative_ms * 2 ^ math.max(times - 1, 0), math.max(negative_ms, longest_ms))
 end
 if negative_ms > 0 then
   redis.call('SET', failed, failure, 'PX', integer(negative_ms))

@@ -2,6 +2,8 @@
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence. Returns 1 or 0.
 local _, lease, _, _, events, _, run = unpack(KEYS)
 local key, token, ttl_ms, wake, stage, detail = unpack(ARGV)
+check_arguments(6)
+ttl_ms = whole(ttl_ms, 1)
 if redis.call('GET', lease) ~= token then
   return 0
 end

@@ -2,6 +2,8 @@
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence. Returns 1 or 0.
 local _, lease, _, active, _, _, _, _, _, _, _, _, _, pending = unpack(KEYS)
 local key, token, wake, ttl_ms, compiles_wait = unpack(ARGV)
+check_arguments(5)
+ttl_ms = whole(ttl_ms, 1)
 if redis.call('GET', lease) ~= token then
   return 0
 end

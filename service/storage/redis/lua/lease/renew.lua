@@ -4,6 +4,8 @@
 -- Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'}, {'published'}, or {'body'}: it is needed.
 local index, lease, fence, active, events, request, run, waiters, _, _, _, _, _, pending = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, what = unpack(ARGV)
+check_arguments(9)
+lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
 local expiry = integer(now + lease_ms)
 local held = redis.call('GET', lease)
 local holder, held_fence = (held or ''):match('^(.*):(%d+)$')

@@ -3,6 +3,8 @@
 -- ARGV: most entries, 'replace' or '', then field and entry of each ...
 -- Returns for each {'new', ''}, {'replaced', ''} or {'exists', the entry that stands}.
 local tunings, tuned = unpack(KEYS)
+check_arguments(2, 2, 0)
+local most = whole(ARGV[1], 0)
 local out = {}
 for position = 3, #ARGV, 2 do
   local field, entry = ARGV[position], ARGV[position + 1]
@@ -15,7 +17,7 @@ for position = 3, #ARGV, 2 do
   end
   redis.call('ZADD', tuned, integer(now), field)
 end
-while redis.call('ZCARD', tuned) > tonumber(ARGV[1]) do
+while redis.call('ZCARD', tuned) > most do
   redis.call('HDEL', tunings, redis.call('ZPOPMIN', tuned)[1])
 end
 return out

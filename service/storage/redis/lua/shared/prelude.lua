@@ -7,31 +7,76 @@ local function integer(number) -- as Redis takes it
   return string.format('%.0f', number)
 end
 
--- A number that Redis can add. A script does not roll back: each takes its numbers before its first write.
-local function finite(text)
+-- A script that fails does not roll back: each checks its arguments, and what it adds to, before its first write.
+-- tests/service/storage/test_lua_half_writes.py calls each with malformed ones.
+
+-- Fail if arguments are missing: `fixed` ones, then groups of `size` each, at least `least` of them.
+local function check_arguments(fixed, size, least)
+  local more = #ARGV - fixed
+  if more < (least or 0) * (size or 0) or (size and more % size ~= 0) then
+    error('arguments are missing')
+  end
+end
+
+local EXACT = 2 ^ 53 -- up to here Lua knows each whole number, and Redis takes it
+
+-- A number to compare with, as a limit: of any size.
+local function comparable(text)
   local number = tonumber(text)
-  if not number or number ~= number or math.abs(number) == math.huge then
+  if not number or number ~= number then
     error('no number: ' .. tostring(text))
   end
   return number
 end
 
--- Seconds that an entry of the index saves. 0 for what cannot be added, as older versions could write it.
+-- A number that Redis can add.
+local function finite(text)
+  local number = comparable(text)
+  if math.abs(number) > EXACT then
+    error('no number to add: ' .. text)
+  end
+  return number
+end
+
+-- How many, or how long in ms: a whole number, `least` or more. Above EXACT one is as good as the other.
+local function whole(text, least)
+  local number = comparable(text)
+  if number % 1 ~= 0 or number < least then
+    error('no number from ' .. least .. ' on: ' .. text)
+  end
+  return math.min(number, EXACT)
+end
+
+-- A stored number, or `default` where there is none that can be added, as older versions could write it.
+local function number_or(default, text)
+  local ok, number = pcall(finite, text)
+  return ok and number or default
+end
+
+-- Fail if INCRBY or HINCRBY could not add to one of these. false: it is not there.
+local function check_counters(values)
+  for _, value in ipairs(values) do
+    if value and integer(finite(value)) ~= value then
+      error('no number: ' .. value)
+    end
+  end
+end
+
+-- Seconds that an entry of the index saves.
 local function seconds_saved(text)
-  local ok, seconds = pcall(finite, text)
-  return string.format('%.6f', ok and seconds or 0)
+  return string.format('%.6f', number_or(0, text))
 end
 
 -- A lease's new fence. It is higher than all before, even if Redis has lost them: never below the clock.
 local function next_fence(fence)
-  local number = integer(math.max(tonumber(redis.call('GET', fence) or '0') + 1, microseconds))
+  local number = integer(math.max(number_or(0, redis.call('GET', fence)) + 1, microseconds))
   redis.call('SET', fence, number)
   return number
 end
 
 -- Append an event to a compile's stream.
 local function add_event(events, run, ttl_ms, stage, detail, failure)
-  local started = tonumber(redis.call('HGET', run, 'started') or now)
+  local started = number_or(now, redis.call('HGET', run, 'started'))
   redis.call('XADD', events, 'MAXLEN', '~', 1000, '*', 'stage', stage,
     'seconds', string.format('%.3f', (now - started) / 1000), 'detail', detail, 'error', failure)
   redis.call('PEXPIRE', events, ttl_ms)
@@ -41,6 +86,12 @@ end
 local function sums_of_all(inline)
   local installation = inline:sub(1, -1 - #'inline')
   return installation .. 'bytes', installation .. 'held'
+end
+
+-- Fail if the sums are none: before the first write of a script that adds an entry's size, or takes it from them.
+local function check_sums(total, inline, recount)
+  check_counters(redis.call('MGET', total, inline, (sums_of_all(inline))))
+  check_counters(redis.call('HMGET', recount, total, inline))
 end
 
 -- Add an entry's size to the sums, or take it from them. Sums of all are there once evict.lua or a count has made
@@ -67,7 +118,7 @@ end
 -- Take a key out of a namespace's index and sums.
 local function drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
   local place, counted = unpack(redis.call('HMGET', index, 'place', 'counted'))
-  local size = tonumber(redis.call('HGET', sizes, key) or '0')
+  local size = number_or(0, redis.call('HGET', sizes, key))
   add_bytes(0 - size, place, total, inline)
   if counted and counted == redis.call('HGET', recount, 'id') then
     add_counted(0 - size, place, total, inline, recount)
@@ -78,9 +129,19 @@ local function drop_entry(key, index, lru, pinned, sizes, total, inline, recount
   redis.call('ZREM', pinned, key)
 end
 
+-- Append an event to a job's stream; `count`: of a training job, how many there were before. It is a script's first
+-- write: Redis refuses a number that is not above those of the stream.
+local function add_job_event(job, name, data, count)
+  local number = count and integer(count + 1) .. '-0' or '*'
+  redis.call('XADD', job .. ':events', number, 'event', name, 'data', data)
+  if count then
+    redis.call('XADD', job .. ':history', number, 'data', data)
+  end
+end
+
 -- Remove the oldest members of a sorted set until `most` are left, and the key of each: `prefix` and its name.
 local function forget_oldest(members, most, prefix)
-  while redis.call('ZCARD', members) > tonumber(most) do
+  while redis.call('ZCARD', members) > most do
     redis.call('DEL', prefix .. redis.call('ZPOPMIN', members)[1])
   end
 end

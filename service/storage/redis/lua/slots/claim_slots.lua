@@ -4,7 +4,8 @@
 -- Returns the slots that it may use. Of those that it uses and may not any more, each is its own until a call does not
 -- list it. The share is the same for all, but for one slot more or less; nobody gives a slot up to have one less.
 local slots, dispatchers, closed = unpack(KEYS)
-local caller, lease_ms, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local caller, lease_ms, count = ARGV[1], whole(ARGV[2], 0), whole(ARGV[3], 0)
+check_arguments(3 + count)
 
 local live, members, renewed = {[caller] = true}, 1, false
 local known, expired = redis.call('ZRANGE', dispatchers, 0, -1, 'WITHSCORES'), false

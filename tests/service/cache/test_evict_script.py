@@ -1,0 +1,275 @@
+"""What evict.lua takes, and that what a call of it does is bounded, in commands, however many namespaces there are."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from service_parts import RedisServer
+from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.gateway.parts import GatewayParts
+from torchrelay.service.parts.shared import SharedParts
+from torchrelay.service.storage.redis.keys import Keys
+from torchrelay.service.storage.redis.scripts import Scripts
+
+KEYS = Keys("torchrelay:")
+BATCH = 16
+MOST_COMMANDS = 1000
+"""For one call. Redis runs at least 250 of these in a millisecond."""
+ADDED_UP = 10**15
+"""A limit that everything fits in."""
+
+
+class Site:
+    """Namespaces with entries, without a gateway."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+        self.scripts = Scripts(redis)
+        self._published = 0
+
+    async def publish(self, namespace: str, size: int, used: int) -> str:
+        """The new entry's key. used: ms, in place of the time at which it is published."""
+        self._published += 1
+        keys, key = KEYS.of(namespace), f"{self._published:064x}"
+        await self.redis.hset(KEYS.namespaces, namespace, "{}")
+        await self.scripts.publish(
+            keys=[*keys.entry_keys(key), *keys.compile_keys(key)],
+            args=[
+                *(key, 10, keys.blob(key), "import", key, size, "store", namespace, "1.0"),
+                *(60_000, keys.wake, 0, 0, 0, "action", "x"),
+            ],
+        )
+        await self.redis.zadd(keys.lru, {key: used})
+        return key
+
+    async def pin(self, namespace: str, key: str, action: str = "pinned") -> None:
+        await self.scripts.pin(keys=KEYS.of(namespace).entry_keys(key), args=[key, 10, action, "action", "x"])
+
+    async def evict(self, limit: int, *, most: int = BATCH, asking: str = "default") -> tuple[int, list[str]]:
+        """Whether to call again, and the keys that are gone."""
+        more, *gone = await self.scripts.evict(
+            keys=[KEYS.namespaces, KEYS.inline, KEYS.recount, KEYS.changed],
+            args=[KEYS.installation, "default", "", limit, most, asking],
+        )
+        return more, [key.decode() for key in gone[1::4]]
+
+    async def free(self, **options: Any) -> tuple[int, list[str]]:
+        """Evict one entry, if that is enough."""
+        await self.evict(ADDED_UP)
+        return await self.evict(int(await self.redis.get(KEYS.bytes)) - 1, **options)
+
+    async def commands(self) -> int:
+        found = await self.redis.info("commandstats")
+        return sum(int(stat["calls"]) for stat in found.values())
+
+    async def held(self) -> dict[str, int]:
+        """What is in the sorted set of namespaces that hold something."""
+        found = await self.redis.zrange(KEYS.held, 0, -1, withscores=True)
+        return {name.decode(): int(size) for name, size in found if size}
+
+
+def on(server: RedisServer, scenario: Callable[[Site], Any]) -> Any:
+    async def run() -> Any:
+        async with Redis(unix_socket_path=str(server.socket)) as redis:
+            return await scenario(Site(redis))
+
+    return asyncio.run(run())
+
+
+DICE = random.Random(1)
+SIZES: dict[str, Callable[[], list[int]]] = {
+    "one entry each": lambda: [1000],
+    "one entry each of any size": lambda: [DICE.randrange(1000, 100_000)],
+    "the same bytes": lambda: [1000, 1001, 1002],
+    "any bytes": lambda: [DICE.randrange(1000, 100_000) for _ in range(3)],
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("most", [1, BATCH])
+def test_what_an_eviction_costs_does_not_grow_with_the_namespaces(
+    redis_server: RedisServer, sizes: Callable[[], list[int]], most: int
+) -> None:
+    async def cost(site: Site, namespaces: int) -> int:
+        await site.redis.flushall()
+        for number in range(namespaces):
+            for used, size in enumerate(sizes(), start=number):
+                await site.publish(f"team-{number}", size, used)
+        await site.evict(ADDED_UP)
+        before = await site.commands()
+        more, gone = await site.evict(1, most=most, asking="team-1")
+        assert (more, len(gone)) == (1, most)
+        return await site.commands() - before
+
+    async def costs(site: Site) -> tuple[int, int]:
+        return await cost(site, 50), await cost(site, 500)
+
+    few, many = on(redis_server, costs)
+    assert many < 1.2 * few + 10
+    assert many < MOST_COMMANDS
+
+
+def test_namespaces_where_all_is_pinned_are_looked_at_once(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        for number in range(300):
+            await site.pin(f"team-{number}", await site.publish(f"team-{number}", 1000, number))
+        small = [await site.publish("small", 10, used) for used in (1000, 1001, 1002)]
+        await site.evict(ADDED_UP)
+        limit, gone, more = int(await site.redis.get(KEYS.bytes)) - 1, [], 1
+        while more:
+            before = await site.commands()
+            more, some = await site.evict(limit)
+            gone += some
+            assert await site.commands() - before < MOST_COMMANDS
+        assert gone == small[:1]
+        before = await site.commands()
+        assert await site.free() == (0, small[1:2])
+        assert await site.commands() - before < 50
+        assert await site.redis.get(KEYS.bytes) == b"300010"  # what is pinned counts
+
+    on(redis_server, scenario)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_what_is_unpinned_can_be_evicted_again(redis_server: RedisServer, older: bool) -> None:
+    """Also where an older release unpinned it, which moved the key and did no more: when its namespace asks."""
+
+    async def scenario(site: Site) -> None:
+        keys, large = KEYS.of("large"), await site.publish("large", 1000, 1)
+        await site.pin("large", large)
+        small = [await site.publish("small", 10, used) for used in (2, 3, 4)]
+        assert await site.free() == (0, small[:1])
+        assert await site.held() == {KEYS.of("small").total: 20}
+        if older:
+            await site.redis.zrem(keys.pinned, large)
+            await site.redis.zadd(keys.lru, {large: 1})
+        else:
+            await site.pin("large", large, "unpinned")
+        assert await site.free(asking="large" if older else "small") == (0, [large])
+
+    on(redis_server, scenario)
+
+
+def test_a_pinned_namespace_that_publishes_can_lose_that_again(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        await site.pin("large", await site.publish("large", 1000, 1))
+        small = [await site.publish("small", 10, used) for used in (2, 3, 5)]
+        assert await site.free() == (0, small[:1])
+        one, _ = [await site.publish("large", 1, used) for used in (4, 6)]
+        assert await site.free() == (0, [one])
+        assert await site.held() == {KEYS.of("small").total: 20, KEYS.of("large").total: 1001}
+
+    on(redis_server, scenario)
+
+
+def test_of_namespaces_that_hold_the_same_the_entry_used_longest_ago_goes(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        used = [5, 3, 1, 4, 2, 6]
+        keys = {when: await site.publish(f"team-{number}", 1000, when) for number, when in enumerate(used)}
+        await site.publish("default", 999, 7)
+        await site.evict(ADDED_UP)
+        assert await site.evict(999, most=6) == (0, [keys[when] for when in sorted(used)])
+
+    on(redis_server, scenario)
+
+
+def test_of_many_that_hold_the_same_each_loses_one_before_any_loses_two(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        whose = {}
+        for number in range(40):
+            for used in (number, number + 100):
+                whose[await site.publish(f"team-{number}", 1000, used)] = number
+        await site.evict(ADDED_UP)
+        gone, more = [], 1
+        while more:
+            more, some = await site.evict(40_000)
+            gone += some
+        assert sorted(whose[key] for key in gone) == list(range(40))
+
+    on(redis_server, scenario)
+
+
+def test_what_was_just_published_stays_and_a_later_publication_frees_it(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        others = [await site.publish(f"team-{number}", 10, number) for number in range(30)]
+        large = await site.publish("large", 1000, 100)
+        more, gone = await site.free(asking="large")
+        assert not more and len(gone) == 1 and gone[0] in others
+        await site.publish("smallest", 1, 101)
+        assert await site.free(asking="smallest") == (0, [large])
+
+    on(redis_server, scenario)
+
+
+def test_one_entry_stays(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        for number in range(30):
+            await site.publish(f"team-{number}", 1000, number % 10)
+        await site.evict(ADDED_UP)
+        gone, more = [], 1
+        while more:
+            more, some = await site.evict(1)
+            gone += some
+        assert len(set(gone)) == len(gone) == 29
+
+    on(redis_server, scenario)
+
+
+def test_sums_that_an_older_release_did_not_make_are_made(redis_server: RedisServer) -> None:
+    async def scenario(site: Site) -> None:
+        for number in range(1200):
+            await site.publish(f"team-{number}", 1 + number, number)
+        assert await site.redis.exists(KEYS.bytes, KEYS.held) == 0
+        before = await site.commands()
+        await site.evict(ADDED_UP)
+        assert await site.commands() - before < 30
+        held = {KEYS.of(f"team-{number}").total: 1 + number for number in range(1200)}
+        assert await site.held() == held
+        assert int(await site.redis.get(KEYS.bytes)) == sum(held.values())
+
+    on(redis_server, scenario)
+
+
+def test_sums_that_an_older_release_left_behind_are_mended_in_bounded_steps(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(site: Site) -> None:
+        for number in range(300):
+            await site.publish(f"team-{number}", 1000, number)
+        await site.evict(ADDED_UP)
+        for number in range(300):
+            await site.redis.decrby(KEYS.of(f"team-{number}").total, 10)
+        more, calls = 1, 0
+        while more:
+            before = await site.commands()
+            more, gone = await site.evict(299_000)
+            assert gone == []
+            assert await site.commands() - before < MOST_COMMANDS
+            calls += 1
+        assert calls < 6
+        assert int(await site.redis.get(KEYS.bytes)) <= 299_000
+
+    on(redis_server, scenario)
+
+
+def test_a_trim_calls_until_all_fits(settings: dict[str, Any], redis_server: RedisServer) -> None:
+    """More than one call evicts; an entry that the index has lost ends none of them early."""
+
+    async def scenario(site: Site) -> tuple[int, int]:
+        keys = KEYS.of("red")
+        published = [await site.publish("red", 1000, used) for used in range(60)]
+        await site.redis.delete(keys.index(published[3]))
+        shared = SharedParts(ServiceSettings(**settings, cache_limit_bytes=10_000))
+        try:
+            tenant = await GatewayParts(shared).tenants.of("red")
+            return await tenant.cache.trim(), await site.redis.zcard(keys.lru)
+        finally:
+            await shared.redis.aclose()
+            shared.keyring.close()
+
+    assert on(redis_server, scenario) == (49, 10)
