@@ -49,6 +49,7 @@ from torchrelay.compiler.tuning.records import DeviceEnvironment, Problem, Tunin
 from torchrelay.compiler.tuning.tile_config import TileConfig, parse_tile_config, slowest_first
 from torchrelay.examples.harness.table import print_table
 from torchrelay.service.admission.compile_request import CompileRequest
+from torchrelay.service.base.async_tasks import TaskSupervisor
 from torchrelay.service.base.metrics import GatewayMetrics
 from torchrelay.service.compile.search.compile_queries import CompileQueries
 from torchrelay.service.compile.search.database import TuningDatabase
@@ -340,7 +341,9 @@ def simulate(recording: Recording, gpus: int, args: argparse.Namespace) -> Simul
 
         async def whole() -> Simulation:
             metrics = GatewayMetrics()
-            scheduler = SearchScheduler(PlayedLanes(loop, benches, toolchain), metrics)
+            scheduler = SearchScheduler(
+                PlayedLanes(loop, benches, toolchain), metrics, TaskSupervisor(lambda task: None)
+            )
             queue = SearchQueue("default", tunings, scheduler, metrics)
             queue.expect(SearchTarget(toolchain, target))
             search._ask = search._known._ask = asker(loop, CompileQueries(tunings, queue, ask).answer)
