@@ -3,8 +3,8 @@
 One daemon thread fetches the script's list from the gateway, then each artifact that this machine lacks, verifies it,
 stores it on disk with its libraries, and afterwards reports to the gateway what this run used. Until then it imports
 neither torch nor anything that imports torch: the main thread may be importing those meanwhile, and Python answers two
-threads that import a cycle of modules from two ends with a half-made module. What the first graph will import it does
-in turns with the program's own imports, once that has Dynamo (docs/decisions/0041).
+threads that import a cycle of modules from two ends with a half-made module. What the first graph will import, it
+imports in turns with the program, once that has Dynamo (docs/decisions/0041).
 
 A failure here is counted in the report and has no other effect: each graph then fetches for itself.
 """
