@@ -126,6 +126,41 @@ def test_slots_of_a_dispatcher_that_is_silent_for_too_long_go_to_the_others(run)
     run(scenario)
 
 
+def test_a_lease_is_written_again_when_a_quarter_of_it_has_passed_or_a_slot_changes(run) -> None:
+    async def scenario(site: Site) -> None:
+        first = Dispatcher(site)
+        await first.round()
+        slots, members, _ = site.keys.slot_keys(GROUP)
+
+        async def left_ms() -> float:
+            seconds, micros = await site.redis.time()
+            until = await site.redis.zscore(members, first.claims._dispatcher)
+            return float(until) - (seconds * 1000 + micros // 1000)
+
+        async def shorten(milliseconds: int) -> float:
+            """As if so much of the lease had passed; what is left, in ms, with the time that this took."""
+            for key in (slots, members):
+                await site.redis.pexpire(key, 10_000 - milliseconds)
+            await site.redis.zincrby(members, -milliseconds, first.claims._dispatcher)
+            return await left_ms()
+
+        before = await shorten(1000)
+        await first.round()
+        assert await left_ms() <= before, "most of it is left"
+        site.offered = site.offered[:2]
+        await first.round()
+        assert await left_ms() <= before, "nothing was taken"
+        site.offered = [*site.offered, "a new one"]
+        await first.round()
+        assert "a new one" in first.held and await left_ms() > before
+        before = await shorten(2600)
+        await first.round()
+        assert await left_ms() > before
+        assert min(await site.redis.pttl(slots), await site.redis.pttl(members)) > 7_400
+
+    run(scenario)
+
+
 def test_each_gets_some_of_every_model_and_whole_gpus(run) -> None:
     nodes = [
         RayNode(f"{model}{number}", "host", cpu_slots=0, gpus=2, resources={f"accelerator_type:{model}": 1.0})

@@ -3,17 +3,21 @@
 -- slots that it uses, what it wants to keep most first.
 -- Returns the slots that it may use. Of those that it uses and may not any more, each is its own until a call does not
 -- list it. The share is the same for all, but for one slot more or less; nobody gives a slot up to have one less.
+-- The lease is written when a slot changes its owner, or a quarter of it has passed: dispatchers call more often.
 local slots, dispatchers, closed = unpack(KEYS)
 local caller, lease_ms, count = ARGV[1], whole(ARGV[2], 0), whole(ARGV[3], 0)
 check_arguments(3 + count)
 
-local live, members, renewed = {[caller] = true}, 1, false
+local live, members, leased_until = {[caller] = true}, 1, nil
 local known, expired = redis.call('ZRANGE', dispatchers, 0, -1, 'WITHSCORES'), false
 for position = 1, #known, 2 do
   local each = known[position]
   if tonumber(known[position + 1]) > now then
-    renewed = renewed or each == caller
-    members = members + (each == caller and 0 or 1)
+    if each == caller then
+      leased_until = tonumber(known[position + 1])
+    else
+      members = members + 1
+    end
     live[each] = true
   else
     expired = true
@@ -60,7 +64,7 @@ for position = 4 + count, #ARGV do
   end
 end
 -- Redis lost its memory, or did not answer for a while: others may use slots, too, and have not said so yet.
-local returns = not renewed and #own > 0
+local returns = not leased_until and #own > 0
 if not returns and #own < share and redis.call('EXISTS', closed) == 0 then
   for position = 4, 3 + count do
     local slot = ARGV[position]
@@ -72,6 +76,7 @@ if not returns and #own < share and redis.call('EXISTS', closed) == 0 then
   end
 end
 
+local renews = not leased_until or leased_until - now < lease_ms * 3 / 4
 for slot in pairs(freed) do
   if lease_ms == 0 or owner[slot] ~= caller then
     redis.call('HDEL', slots, slot)
@@ -88,11 +93,14 @@ for _, slot in ipairs(own) do
   local value = caller .. (leaves[slot] and '-' or '')
   if stored[slot] ~= value then
     redis.call('HSET', slots, slot, value)
+    renews = true
   end
 end
-redis.call('ZADD', dispatchers, integer(now + lease_ms), caller)
-redis.call('PEXPIRE', slots, lease_ms)
-redis.call('PEXPIRE', dispatchers, lease_ms)
+if renews then
+  redis.call('ZADD', dispatchers, integer(now + lease_ms), caller)
+  redis.call('PEXPIRE', slots, lease_ms)
+  redis.call('PEXPIRE', dispatchers, lease_ms)
+end
 if returns then
   redis.call('SET', closed, '1', 'PX', lease_ms)
 end
