@@ -17,7 +17,7 @@ from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.artifact import container, manifest
-from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker
+from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, RelayError
 from torchrelay.compiler.request import codec, key
 from torchrelay.service.compile.single_flight import Leases
 
@@ -188,19 +188,26 @@ def test_a_request_that_comes_while_a_failed_compile_is_charged_starts_a_new_one
     assert len(gateway.pool.calls) == 2
 
 
-def test_a_graph_that_kills_its_workers_is_refused_for_longer_each_time(
-    start_gateway: StartGateway, redis_server: RedisServer
+@pytest.mark.parametrize(
+    ("errors", "status", "code"),
+    [
+        ([CompileKilled("crashed"), CompileKilled("crashed again")], 500, "compile_killed"),
+        ([CompileTimeout("too slow")], 504, "compile_timeout"),
+    ],
+)
+def test_a_graph_that_kills_its_workers_or_is_never_ready_is_refused_for_longer_each_time(
+    start_gateway: StartGateway, redis_server: RedisServer, errors: list[RelayError], status: int, code: str
 ) -> None:
     gateway = start_gateway(negative_ttl_seconds=100)
     with gateway.http() as http, redis_server.client() as redis:
         name = ""
         for times in range(4):
-            gateway.pool.errors = [CompileKilled("crashed"), CompileKilled("crashed again")]
+            gateway.pool.errors = list(errors)
             name = post(http, graph()).json()["key"]
             assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
-            assert len(gateway.pool.calls) == 2 * (times + 1)
+            assert len(gateway.pool.calls) == len(errors) * (times + 1)
             refused = post(http, graph())
-            assert (refused.status_code, refused.json()["error"]["code"]) == (500, "compile_killed")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
             left = redis.pttl(f"torchrelay:failed:{name}") / 1000
             assert 100 * 2**times - 30 < left <= 100 * 2**times
             redis.delete(f"torchrelay:failed:{name}")  # as if the time were over

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import msgspec
@@ -106,6 +106,32 @@ def test_another_gateway_takes_over_when_the_holder_is_killed(
         assert rest[-1][0] == "done"
         assert other.pool.calls == [name]
         assert second.get(f"/v1/artifacts/{name}").status_code == 200
+
+
+def test_who_takes_over_has_what_is_left_of_the_deadline(
+    start_gateway: StartGateway, start_process: Callable[[float], GatewayProcess]
+) -> None:
+    class Second(ArtifactPool):
+        left: ClassVar[list[float]] = []
+
+        async def compile(self, request_bytes: bytes, *, deadline_seconds: float, **rest: Any) -> bytes:
+            self.left.append(deadline_seconds)
+            return await super().compile(request_bytes, deadline_seconds=deadline_seconds, **rest)
+
+    holder, pool = start_process(60), Second()
+    pool.idle = 0
+    other = start_gateway(pool, compile_deadline_seconds=100)
+    with holder.http() as first, other.http() as second:
+        began = time.monotonic()
+        name = post(first, graph()).json()["key"]
+        stream = follow(second, name)
+        assert [next(stream)[1] for _ in range(2)] == ["queued", "aot"]
+        time.sleep(2)
+        used = time.monotonic() - began
+        holder.kill()
+        pool.idle = 1
+        assert [stage for _, stage, _ in stream][-1] == "done"
+        assert len(pool.left) == 1 and pool.left[0] <= 100 - used + 0.1
 
 
 def test_a_compile_that_waits_for_a_worker_soon_counts_as_overdue(
