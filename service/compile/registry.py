@@ -76,7 +76,7 @@ class DispatcherRegistry:
         """Raises RedisError."""
         seconds, micros = await self._redis.time()
         now = seconds * 1000 + micros // 1000
-        async with self._redis.pipeline(transaction=False) as pipe:  # a name without its entry is passed over
+        async with self._redis.pipeline(transaction=False) as pipe:  # who reads needs both, entry and name
             pipe.set(self._keys.dispatcher(info.id), msgspec.msgpack.encode(info), px=self._expiry_ms)
             pipe.zremrangebyscore(self._keys.dispatchers, "-inf", now)
             pipe.zadd(self._keys.dispatchers, {info.id: now + self._expiry_ms})

@@ -122,8 +122,8 @@ def test_who_takes_over_has_what_is_left_of_the_deadline(
     pool.idle = 0
     other = start_gateway(pool, compile_deadline_seconds=100)
     with holder.http() as first, other.http() as second:
-        began = time.monotonic()
         name = post(first, graph()).json()["key"]
+        began = time.monotonic()
         stream = follow(second, name)
         assert [next(stream)[1] for _ in range(2)] == ["queued", "aot"]
         time.sleep(2)
