@@ -36,9 +36,42 @@ _codes: dict[int, tuple[weakref.ref[types.CodeType], str]] = {}
 """Digests by id: a code object cannot change. By equality, one that returns 1 would be one that returns True."""
 
 
+class Met:
+    """Classes, functions and modules of one record. What a class is by ABC.register is read here, and not into digests:
+    most such classes come with packages that the program does not use, and another start may import others."""
+
+    def __init__(self) -> None:
+        self._packages = {"builtins"}
+        self._classes: set[type] = set()
+
+    def add_class(self, found: type) -> None:
+        if found not in self._classes:
+            self._classes.update(found.__mro__)
+            self._packages.update(_package(kind.__module__) for kind in found.__mro__)
+
+    def add_module(self, name: str | None) -> None:
+        if name is not None:
+            self._packages.add(_package(name))
+
+    def registered(self) -> list[tuple[str, list[str]]]:
+        """Virtual subclasses that abstract classes among those met have in packages that were met."""
+        abstract = [kind for kind in self._classes if isinstance(kind, abc.ABCMeta)]
+        found = ((f"{kind.__module__}.{kind.__qualname__}", self._virtual(kind)) for kind in abstract)
+        return sorted((name, sorted(virtual)) for name, virtual in found if virtual)
+
+    def _virtual(self, kind: abc.ABCMeta) -> set[str]:
+        found = once("registered", kind, _registered)
+        return {
+            f"{each.__module__}.{each.__qualname__}"
+            for each in found
+            if _package(each.__module__) in self._packages
+        }
+
+
 class _Snapshot(threading.local):
     known: dict[tuple[str, int], tuple[Any, Any]] | None = None
     """By kind and id, with the object, which keeps its id; None outside a snapshot."""
+    met: Met | None = None
 
 
 _snapshot = _Snapshot()
@@ -52,6 +85,27 @@ def snapshot() -> Iterator[None]:
         yield
     finally:
         _snapshot.known = before
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[Met]:
+    """What `meet_class` and `meet_module` are told in the block."""
+    before, _snapshot.met = _snapshot.met, Met()
+    try:
+        yield _snapshot.met
+    finally:
+        _snapshot.met = before
+
+
+def meet_class(found: type) -> None:
+    if _snapshot.met is not None:
+        _snapshot.met.add_class(found)
+
+
+def meet_module(name: str | None) -> None:
+    """name: of the module that a function is of."""
+    if _snapshot.met is not None:
+        _snapshot.met.add_module(name)
 
 
 def once(kind: str, found: K, describe: Callable[[K], V]) -> V:
@@ -153,8 +207,6 @@ def _class_digest(found: type) -> str:
 def _own_part(kind: type) -> bytes:
     """What a class adds to the digests of those that inherit from it."""
     parts = [f"{kind.__module__}.{kind.__qualname__}\0"]
-    if isinstance(kind, abc.ABCMeta):
-        parts.append(repr(_registered(kind)))
     if _of_library(kind):
         return "".join([*parts, repr(_assigned(kind))]).encode()
     if isinstance(kind, enum.EnumMeta):
@@ -198,18 +250,27 @@ def _reached(found: Any, seen: set[int], depth: int) -> Iterator[types.FunctionT
 
 
 def _of_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in LIBRARIES
+    return _package(kind.__module__) in LIBRARIES
 
 
-def _registered(kind: type) -> list[str]:
-    """Virtual subclasses that are of no library."""
-    found = [each for reference in abc._get_dump(kind)[0] if (each := reference()) is not None]  # type: ignore[attr-defined]
-    names = {f"{each.__module__}.{each.__qualname__}" for each in found if not _of_library(each)}
-    subclasses: list[type] = type.__subclasses__(kind)
-    for inner in subclasses:
-        if not _of_library(inner) and isinstance(inner, abc.ABCMeta):
-            names.update(_registered(inner))
-    return sorted(names)
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _registered(kind: abc.ABCMeta) -> list[type]:
+    """Virtual subclasses: its own, and those of real and virtual subclasses."""
+    found: dict[type, None] = {}
+    seen: set[type] = set()
+    waiting: list[type] = [kind]
+    while waiting:
+        each = waiting.pop()
+        if each in seen or not isinstance(each, abc.ABCMeta):
+            continue
+        seen.add(each)
+        virtual = [one for reference in abc._get_dump(each)[0] if (one := reference()) is not None]  # type: ignore[attr-defined]
+        found.update(dict.fromkeys(virtual))
+        waiting += [*virtual, *type.__subclasses__(each)]
+    return list(found)
 
 
 def _assigned(kind: type) -> list[tuple[str, str]]:
@@ -219,7 +280,7 @@ def _assigned(kind: type) -> list[tuple[str, str]]:
         for name, value in sorted(vars(kind).items())
         if isinstance(value, types.FunctionType)
         and value.__module__ is not None
-        and value.__module__.partition(".")[0] not in LIBRARIES
+        and _package(value.__module__) not in LIBRARIES
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 5
+REVISION = 6
 """Of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """Of an encoded program."""
@@ -144,6 +144,8 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     splits: list[SplitGraph] = []
     traced: list[CodeReference]
     asked: list[AskedRecord]
+    registered: list[tuple[_Name, list[_Name]]]
+    """What digests.Met.registered said of what guards and traced functions name."""
     kernels: _Name
     """A digest of PyTorch's own kernels in Python, before the trace: others are looked at before the record is used."""
 

@@ -48,10 +48,10 @@ def test_the_next_start_gives_what_the_changed_program_gives(name: str, tmp_path
     wanted = without_compiler(file, after, change.around, change.patch).results
     assert (here != wanted) is change.differs, "whether a stale program would be wrong"
 
+    if change.how == "varies" and traced(file, before).results != here:
+        pytest.skip("Dynamo itself fails on it, in this version of PyTorch, each time or the first time")
     programs = Recorded()
     first = from_records(programs, file, before)
-    if change.how == "varies" and here not in (first.results, traced(file, before).results):
-        pytest.skip("Dynamo itself fails on it, in this version of PyTorch")
     assert first.results == here
     fit = change.how != "unfit"
     if change.how != "used":  # else the third start shows the same

@@ -42,6 +42,7 @@ def program(number: int = 0) -> FrameProgram:
         graphs=[ProgramGraph("compiled", "0" * 64, b"request")],
         traced=[],
         asked=[],
+        registered=[],
         kernels="",
         shapes=[],
         automatic=[],

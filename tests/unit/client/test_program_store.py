@@ -26,6 +26,7 @@ PROGRAM = FrameProgram(
     graphs=[ProgramGraph("compiled", "0" * 64, b"request")],
     traced=[],
     asked=[],
+    registered=[],
     kernels="",
 )
 

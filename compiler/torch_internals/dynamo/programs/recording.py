@@ -95,8 +95,8 @@ def write(output: Any) -> None:
     if recording is None:
         return
     try:
-        with digests.snapshot():
-            recording.program, recording.reason = _program(recording, output), ""
+        with digests.snapshot(), digests.meeting() as met:
+            recording.program, recording.reason = _program(recording, output, met), ""
     except NotPortable as error:
         recording.reason = str(error)
     except Exception as error:  # a value that cannot be looked at
@@ -104,7 +104,7 @@ def write(output: Any) -> None:
         _log.debug("torchrelay: no program", exc_info=True)
 
 
-def _program(recording: Recording, output: Any) -> FrameProgram:
+def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgram:
     """The record of a frame that was traced just now and has not run yet. Raises NotPortable."""
     graph = output.tracer_output.output_graph
     if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
@@ -117,12 +117,16 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
             raise NotPortable(f"a function that reads {', '.join(sorted(named))}")
     operators.check_all()
     scope = given["globals"]
+    digests.meet_module(scope.get("__name__"))
     sources = SourceWriter()
     live = guards.Frame(given["locals"], scope)
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
     records = guards.write(ordered, live, sources)
     compiled, constants = bytecode.write(output.bytecode, scope)
     graphs, splits = _graphs(recording, graph, scope)
+    traced = [each for each in graph.traced_code if each is not given["code"]]
+    references = _references(traced, modules, live, ordered)
+    questions = asked.write(recording.asked, live, sources)
     return FrameProgram(
         bytecode=compiled,
         constants=constants,
@@ -135,11 +139,10 @@ def _program(recording: Recording, output: Any) -> FrameProgram:
         globals=_globals(graph, scope),
         graphs=graphs,
         splits=splits,
-        traced=_references(
-            [each for each in graph.traced_code if each is not given["code"]], modules, live, ordered
-        ),
+        traced=references,
         guards=records,
-        asked=asked.write(recording.asked, live, sources),
+        asked=questions,
+        registered=met.registered(),
         kernels=recording.kernels,
         sources=sources.records,
     )
@@ -237,6 +240,7 @@ def _reference(module: str, name: str, code: types.CodeType) -> CodeReference | 
         functions = list(digests.reached_functions(place))
         if not any(code is each or code in _nested(each) for each in (f.__code__ for f in functions)):
             return None
+        digests.meet_module(module)
         return CodeReference(module, name, digests.function_digest(place))
     except (LookupError, ValueError):
         return None

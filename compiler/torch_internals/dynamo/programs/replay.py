@@ -35,10 +35,12 @@ def from_records(
     with digests.snapshot():
         for variant in variants:
             try:
-                with timed("digests"):
-                    operators.check_new(variant.kernels)
-                    _check(_changed(variant.traced))
-                return _from_record(variant, graph, live, given, timed), ""
+                with digests.meeting() as met:
+                    digests.meet_module(given["globals"].get("__name__"))
+                    with timed("digests"):
+                        operators.check_new(variant.kernels)
+                        _check(_changed(variant.traced))
+                    return _from_record(variant, graph, live, given, timed, met), ""
             except (NotPortable, _Differs) as error:
                 reason = str(error)
             except Exception as error:  # a module that is not imported here, a record that is damaged
@@ -61,6 +63,7 @@ def _from_record(
     live: guards.Frame,
     given: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
+    met: digests.Met,
 ) -> Any:
     """Raises _Differs, and other errors for what cannot be looked at."""
     scope = _Globals(variant, given["globals"])
@@ -71,6 +74,7 @@ def _from_record(
             _check(_sizes(variant, sources, live))
             _check(shapes.differing(variant.shapes, sources, live))
             _check(asked.differing(variant.asked, sources, live))
+            _check(_registered(variant, met))
         callables: dict[str, Any] = {each.name: graph(each) for each in variant.graphs}
         _check(next((each for each in callables.values() if isinstance(each, str)), None))
         for split in variant.splits:
@@ -133,6 +137,7 @@ def _at_limit(given: Mapping[str, Any]) -> bool:
 
 def _changed(traced: Sequence[CodeReference]) -> str:
     for each in traced:
+        digests.meet_module(each.module)
         try:
             same = digests.function_digest(digests.resolve(each.module, each.name)) == each.digest
         except (LookupError, ValueError):
@@ -140,6 +145,14 @@ def _changed(traced: Sequence[CodeReference]) -> str:
         if not same:
             return f"the function {each.module}.{each.name} is not what was traced"
     return ""
+
+
+def _registered(variant: FrameProgram, met: digests.Met) -> str | None:
+    now = met.registered()
+    for each in [*now, *variant.registered]:
+        if each not in now or each not in variant.registered:
+            return f"what is registered with {each[0]} is not what was traced"
+    return None
 
 
 def _sizes(variant: FrameProgram, sources: Sequence[Any], live: guards.Frame) -> str | None:

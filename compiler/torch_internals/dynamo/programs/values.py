@@ -165,6 +165,7 @@ def _described(value: Any, depth: int) -> Any:
         case enum.Enum():
             return ["enum", type_of(value), value.name]
         case types.ModuleType():
+            digests.meet_module(value.__name__)
             return ["module", value.__name__]
         case type():
             return _class(value)
@@ -179,6 +180,7 @@ def _described(value: Any, depth: int) -> Any:
         case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
             owner = getattr(value, "__self__", None)
             module = getattr(value, "__module__", None) or ""
+            digests.meet_module(module)
             if owner is None or isinstance(owner, types.ModuleType | type):
                 return ["builtin", module, value.__qualname__]
             name = str(getattr(value, "__name__", ""))
@@ -193,10 +195,12 @@ def _described(value: Any, depth: int) -> Any:
 
 
 def _function(value: types.FunctionType) -> Any:
+    digests.meet_module(value.__module__)
     return ["function", value.__module__, value.__qualname__, digests.function_digest(value)]
 
 
 def _class(value: type) -> Any:
+    digests.meet_class(value)
     return digests.once("described class", value, _class_now)
 
 
