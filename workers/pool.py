@@ -45,7 +45,6 @@ from .scheduling.slot_queue import (
     Slot,
     SlotPlace,
     SlotQueue,
-    SlotsElsewhere,
     offered_slots,
     slot_settings,
 )
@@ -61,7 +60,6 @@ __all__ = [  # all that service/ may use of workers/
     "PoolSettings",
     "PrestartedServer",
     "SearchDevice",
-    "SlotsElsewhere",
     "WorkerLost",
     "WorkerPool",
     "after_placing",
@@ -169,7 +167,7 @@ class WorkerPool:
 
     def standby(self) -> bool:
         """Whether it has no slot because other pools use all of them. It gets some once one of these ends, or a node
-        comes; a compile raises SlotsElsewhere meanwhile."""
+        comes; a compile raises NoWorker meanwhile."""
         return not self._slots.all and self._slots.elsewhere > 0
 
     def on_change(self, call: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ from ...compiler.errors import (
     CompileKilled,
     CompileTimeout,
     ForbiddenTarget,
+    NoWorker,
     RelayError,
     SchemaMismatch,
     ServiceError,
@@ -35,7 +36,7 @@ from ...compiler.errors import (
 from ...compiler.request.schema import REVISION
 from ...compiler.tuning.queries import TuningQuery
 from ...compiler.tuning.records import TuningEntry
-from ...workers.pool import SlotsElsewhere, WorkerPool
+from ...workers.pool import WorkerPool
 from ..admission.admit import Admission
 from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
@@ -223,8 +224,8 @@ class Flights:
                 return
             await end(renewer)
             flight.over = True
-            if isinstance(worker.exception(), SlotsElsewhere) and not flight.nowhere:
-                await self._leases.release(flight.lease)  # to the dispatcher that has the slots
+            if self._left_to_others(flight, worker.exception()):
+                await self._leases.release(flight.lease)
             else:
                 await self._report_failure(flight, worker, span)
         except asyncio.CancelledError:
@@ -236,6 +237,13 @@ class Flights:
         finally:
             flight.over = True
             await self._charge(flight)
+
+    def _left_to_others(self, flight: Flight, failure: BaseException | None) -> bool:
+        """Whether the last worker for it has gone from here: another dispatcher may have one. If none has, the compile
+        is taken again, as one that is for nowhere."""
+        needs = flight.lease.needs
+        gone = isinstance(failure, NoWorker) and self._pool.room(needs.toolchain, needs.target) is None
+        return gone and not flight.nowhere
 
     async def _charge(self, flight: Flight) -> None:
         """Counts what a worker spent, whatever the result."""

@@ -36,10 +36,6 @@ class SlotPlace(NamedTuple):
         return f"{self.node[:10]}-{self.kind}{self.number}{toolchain}"
 
 
-class SlotsElsewhere(NoWorker):
-    """There is no such worker here, and other dispatchers use slots of the cluster: one of them may have it."""
-
-
 class DevicesHeld(NoWorker):
     """There are workers that could search, but training jobs hold their devices."""
 
@@ -308,11 +304,8 @@ class SlotQueue:
         there = {f"{_describe(ready.target)}, {_toolchain(ready.toolchain)}" for ready in warm}
         broken = {f"worker {s.worker}: {s.failure.message}" for s in self.all.values() if s.failure}
         found = "; ".join([*sorted(there), *sorted(broken)]) or "no worker at all"
-        if self.elsewhere:
-            return SlotsElsewhere(
-                f"no worker for {asked} (there is: {found}; other dispatchers use {self.elsewhere} slots)"
-            )
-        return NoWorker(f"no worker for {asked} (there is: {found})")
+        others = f"; other dispatchers use {self.elsewhere} slots" if self.elsewhere else ""
+        return NoWorker(f"no worker for {asked} (there is: {found}{others})")
 
 
 def _describe(target: schema.Target) -> str:

@@ -33,7 +33,6 @@ from service_parts import (
 )
 from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.request import schema
-from torchrelay.workers.pool import SlotsElsewhere
 
 StartRole = Callable[..., GatewayProcess]
 OTHER_TOOLCHAIN = schema.Toolchain(
@@ -103,13 +102,48 @@ def test_a_compile_waits_for_the_dispatcher_that_has_its_workers(start_gateway: 
         assert (stage, told["error"]["code"]) == ("failed", "no_worker")
 
 
+class LosingPool(ArtifactPool):
+    """Its only worker goes during the first compile, and no other comes."""
+
+    async def compile(self, *arguments: Any, **options: Any) -> bytes:
+        self.calls.append(options["key"])
+        self.idle = None
+        raise NoWorker("none here any more")
+
+
+def test_a_compile_whose_worker_goes_for_good_is_left_to_the_dispatcher_that_has_one(
+    start_gateway: StartGateway,
+) -> None:
+    losing, other = LosingPool(), busy_pool()
+    losing.idle = 1
+    one, _ = start_gateway(losing), start_gateway(other)
+    with one.http() as http:
+        wait_until(lambda: len(http.get("/v1/workers").json()) == 2, seconds=30)
+        stream = follow(http, post(http, graph()).json()["key"])
+        wait_until(lambda: bool(losing.calls), seconds=30)
+        other.idle = 1
+        assert [stage for _, stage, _ in stream][-1] == "done"
+    assert (len(losing.calls), len(other.calls)) == (1, 1)
+
+
+def test_a_compile_whose_worker_goes_for_good_fails_where_nobody_has_one(
+    start_gateway: StartGateway,
+) -> None:
+    pool = LosingPool()
+    pool.idle = 1
+    with start_gateway(pool).http() as http:
+        *_, (_, stage, told) = follow(http, post(http, graph()).json()["key"])
+    assert (stage, told["error"]["code"]) == ("failed", "no_worker")
+    assert len(pool.calls) == 2  # the second time as one that is for nowhere
+
+
 def test_what_no_dispatcher_of_a_shared_cluster_has_workers_for_fails_after_a_while(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchrelay.service.compile.intake._HANDOVER_SECONDS", 1.0)
     pool = busy_pool()
     pool.idle, pool.elsewhere, pool.toolchain = None, 1, OTHER_TOOLCHAIN
-    pool.errors = [SlotsElsewhere("none for this toolchain; another dispatcher uses 1 slot")]
+    pool.errors = [NoWorker("none for this toolchain; another dispatcher uses 1 slot")]
     with start_gateway(pool).http() as http:
         key = post(http, graph()).json()["key"]
         time.sleep(0.5)

@@ -294,7 +294,7 @@ def test_a_dispatcher_for_which_no_slot_is_left_stands_by(start: Start, redis_se
         standing = start()
         await asyncio.to_thread(wait_until, lambda: standing.ask("standby").result(90) == [False, True])
         refused = standing.ask("compile", do="answer").result(30)
-        assert refused.startswith("SlotsElsewhere: ") and "other dispatchers use 4 slots" in refused
+        assert refused.startswith("NoWorker: ") and "other dispatchers use 4 slots" in refused
         await other.close()
         await asyncio.to_thread(standing.wait_for_idle, 4)
         assert standing.ask("standby").result(30) == [True, False]
