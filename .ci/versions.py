@@ -3,9 +3,10 @@
     make test-versions VERSIONS="2.15 2.11@python3.12"
 
 Without versions: each PyTorch that has an operator table, with this Python. With two environments or more, a service of
-the first one then serves clients of the second one too (tests/e2e/own_service/test_toolchains.py). --unit: only
-tests/unit, which start no service, and only torch is installed; the rest comes from the environment that runs this
-file. The exit status is 0 if everything was installed and passed.
+the first one then serves clients of the second one too (tests/e2e/own_service/test_toolchains.py), and a service with a
+Ray cluster of each serves both (tests/e2e/apart/test_two_clusters.py). --unit: only tests/unit, which start no service,
+and only torch is installed; the rest comes from the environment that runs this file. The exit status is 0 if everything
+was installed and passed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "compiler" / "request" / "operator_table" / "data"
-TWO_TOOLCHAINS = "tests/e2e/own_service/test_toolchains.py"
+TWO_TOOLCHAINS = (
+    "tests/e2e/own_service/test_toolchains.py",
+    "tests/e2e/apart/test_two_clusters.py::test_each_of_two_clusters_compiles_for_its_own_toolchain_alone",
+)
 PYTHON_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 VERSIONS_OF = "import platform, torch; print(torch.__version__, platform.python_version())"
 
@@ -106,7 +110,8 @@ def main() -> int:
             rows.append(Row(torch, named, "", "not installed", ""))
     if len(ran) > 1 and not arguments.unit:
         (first, one), (second, other) = ran[:2]
-        row = tested(first, TWO_TOOLCHAINS, "-q", TORCHRELAY_TEST_TOOLCHAIN=str(second))
+        marked = ("-q", "-m", "slow or not slow")
+        row = tested(first, *TWO_TOOLCHAINS, *marked, TORCHRELAY_TEST_TOOLCHAIN=str(second))
         both = row._replace(torch=f"{one.torch} and {other.torch}", python=f"{one.python} and {other.python}")
         rows.append(both)
     print("\n| torch | Python | passed | failed | skipped |\n|---|---|---|---|---|")

@@ -274,11 +274,11 @@ def namespace():
     return command if allowed else []
 
 
-def run_alone(script, home):
+def run_alone(script, home, *more):
     """Runs a module's `main` in a network of its own, where that can be had."""
     inside = namespace()
     ran = subprocess.run(
-        [*inside, sys.executable, script, str(home), "alone" if inside else "shared"],
+        [*inside, sys.executable, script, str(home), "alone" if inside else "shared", *more],
         capture_output=True,
         text=True,
         timeout=500,

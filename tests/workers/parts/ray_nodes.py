@@ -21,8 +21,11 @@ _HANG_SECONDS = 600.0
 class Nodes:
     """`ray start --block` for a head, and for nodes of one core each."""
 
-    def __init__(self, **environment: str) -> None:
-        """environment: of all nodes, besides this process's and Ray's own."""
+    def __init__(self, *, python: str = sys.executable, token: str = RAY_TOKEN, **environment: str) -> None:
+        """python: what runs Ray. token: the cluster's. environment: of all nodes, besides this process's and Ray's
+        own."""
+        self.python = python
+        self.token = token
         self.environment = environment
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -35,11 +38,11 @@ class Nodes:
         with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
             process = psutil.Popen(
                 [
-                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0"),
+                    *(self.python, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0"),
                     *("--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--temp-dir={name}"),
                     *arguments,
                 ],
-                env={**os.environ, **ray_environment(RAY_TOKEN, self.address), **self.environment},
+                env={**os.environ, **ray_environment(self.token, self.address), **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -65,12 +68,17 @@ class Nodes:
         return self.start(f"--address={self.address}", "--num-cpus=1", f"--resources={resources}")
 
     def close(self) -> None:
-        family = [p for process in self.processes for p in [process, *_below(process)]]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family, timeout=30)
+        kill_families(*self.processes)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def kill_families(*processes: psutil.Process) -> None:
+    """SIGKILL to these processes and to all below them, at once."""
+    family = [p for process in processes for p in [process, *_below(process)]]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=30)
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:
