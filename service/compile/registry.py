@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 import structlog
 from msgspec import Struct
@@ -68,10 +66,6 @@ class DispatcherRegistry:
         """Of all dispatchers. Raises RedisError."""
         return [worker for each in await self.dispatchers() for worker in each.workers]
 
-    async def nodes(self) -> list[dict[str, float]]:
-        """The resources of each node of each Ray cluster. Raises RedisError."""
-        return _distinct(node for each in await self.dispatchers() for node in each.nodes)
-
     async def write(self, info: DispatcherInfo) -> None:
         """Raises RedisError."""
         seconds, micros = await self._redis.time()
@@ -111,8 +105,3 @@ def _may_compile(worker: WorkerInfo, needs: CompileNeeds) -> bool:
     own, wanted = worker.target, needs.target
     fits = wanted.kind == "cpu" or (own.name, own.capability) == (wanted.name, wanted.capability)
     return fits and worker.toolchain == needs.toolchain
-
-
-def _distinct(nodes: Iterable[dict[str, float]]) -> list[dict[str, float]]:
-    """Dispatchers that share a Ray cluster name the same nodes: each has a resource `node:<address>` of its own."""
-    return list({msgspec.json.encode(sorted(node.items())): node for node in nodes}.values())
