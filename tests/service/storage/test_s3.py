@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import socket
 import time
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import obstore
@@ -17,6 +20,7 @@ from conftest import StartGateway
 from s3_parts import S3, WEED, SeaweedFS
 from service_parts import (
     ArtifactPool,
+    GatewayProcess,
     Running,
     client_of,
     compiled,
@@ -29,6 +33,8 @@ from torchrelay.service.storage import blobs, installation
 
 LARGE = 100_000
 """Bytes of a member: more than `blob_inline_bytes` below, and incompressible."""
+SIZE, CLIENTS = 64 << 20, 6
+"""Of a very large artifact, and how many download it at one time."""
 
 
 NO_SEAWEEDFS = pytest.mark.skipif(
@@ -99,6 +105,37 @@ def test_an_artifact_in_many_parts_comes_back_whole(start_gateway: StartGateway,
         assert http.delete(f"/v1/cache/{running.pool.calls[0]}").status_code == 200
         assert http.post("/v1/cache", content=data).json()["outcome"] == "imported"
         assert post(http, graph()).content == data
+
+
+@EITHER
+@pytest.mark.parametrize(("memory", "most"), [(0, SIZE), (2 * SIZE, 3 * SIZE)], ids=["streamed", "shared"])
+def test_simultaneous_downloads_of_a_large_artifact_do_not_each_hold_it_in_memory(
+    start_gateway: StartGateway, s3: S3, settings: dict[str, Any], memory: int, most: int
+) -> None:
+    """What is streamed is nowhere held as a whole; what a gateway holds it has once, and twice as it arrives."""
+    on = {"blob_url": f"s3://{s3.bucket}", "blob_allow_http": True, "memory_cache_bytes": memory}
+    publisher = start_gateway(ArtifactPool(member_bytes=SIZE), **on)
+    with publisher.http() as http:
+        digest = hashlib.sha256(compiled(http, graph())).hexdigest()
+    (key,) = publisher.pool.calls
+    process = GatewayProcess({**settings, **on}, 0.0, "gateway")
+    try:
+        before = process.most_memory()
+        with process.http() as http, contextlib.ExitStack() as opened:
+            path = f"/v1/artifacts/{key}"
+            answers = [opened.enter_context(http.stream("GET", path, timeout=60)) for _ in range(CLIENTS)]
+            with ThreadPoolExecutor(CLIENTS) as threads:
+                assert set(threads.map(_digest, answers)) == {digest}
+        assert process.most_memory() - before < most
+    finally:
+        process.kill()
+
+
+def _digest(answer: httpx2.Response) -> str:
+    hashed = hashlib.sha256()
+    for piece in answer.iter_raw():
+        hashed.update(piece)
+    return hashed.hexdigest()
 
 
 @EITHER
