@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from ray_nodes import Nodes, kill_families
 from service_parts import RedisServer, client_of, free_port
 from test_up_apart import _loopback_up, run_alone
 from torchrelay.examples.harness.machines import FreshMachine
-from torchrelay.workers.pool import become_subreaper, kill_below, reap
+from torchrelay.workers.pool import become_subreaper, kill_below, reap, short_directory
 
 OTHER = os.environ.get("TORCHRELAY_TEST_TOOLCHAIN", "")
 """The Python of an environment with another torch and all that torchrelay needs (`make test-versions` makes some)."""
@@ -70,7 +71,9 @@ class Cluster:
     def __init__(self, installation: Installation, name: str, python: str) -> None:
         self.log = installation.home / f"{name}.log"
         small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 << 20)}  # the least that Ray takes
-        self.nodes = Nodes(python=python, token=secrets.token_hex(32), **small)
+        self.nodes = Nodes(
+            python=python, token=secrets.token_hex(32), TMPDIR=str(installation.temporary), **small
+        )
         self.nodes.head()
         self.node = self.nodes.add(1)
         arguments = [f"--ray={self.nodes.address}", f"--port={free_port()}"]
@@ -93,6 +96,8 @@ class Installation:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.temporary = short_directory("tr-c-")
+        """For what killed processes leave."""
         self.redis = RedisServer()
         self.redis.start()
         self.clusters: list[Cluster] = []
@@ -115,7 +120,12 @@ class Installation:
                     *(python, "-m", "torchrelay.service", role, *arguments),
                     *(f"--redis={self.redis.url}", f"--state={self.home / 'state'}"),
                 ],
-                env=kept | environment | {"TORCHRELAY_SERVICE_LEASE_SECONDS": str(LEASE_SECONDS)},
+                env={
+                    **kept,
+                    **environment,
+                    "TMPDIR": str(self.temporary),
+                    "TORCHRELAY_SERVICE_LEASE_SECONDS": str(LEASE_SECONDS),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -196,6 +206,7 @@ class Installation:
         kill_families(self.gateway)
         self.redis.close()
         self._threads.shutdown()
+        shutil.rmtree(self.temporary)
 
 
 def share_what_is_asked(service: Installation) -> None:
