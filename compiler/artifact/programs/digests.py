@@ -269,7 +269,8 @@ def _registered(kind: abc.ABCMeta) -> list[type]:
         seen.add(each)
         virtual = [one for reference in abc._get_dump(each)[0] if (one := reference()) is not None]  # type: ignore[attr-defined]
         found.update(dict.fromkeys(virtual))
-        waiting += [*virtual, *type.__subclasses__(each)]
+        waiting += virtual
+        waiting += type.__subclasses__(each)  # type: ignore[arg-type]  # of `type`'s own it takes an argument
     return list(found)
 
 
