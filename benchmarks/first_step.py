@@ -121,16 +121,25 @@ def run_round(
 def run_steady(
     at: Surroundings, service: PrivateService, steady: list[summary.Record], failures: list[str]
 ) -> None:
+    """Once traced, which records programs, and once from them."""
     machine = FreshMachine(at.root / "steady")
-    client = {**service.environment, "TORCHRELAY_MODE": "require"}
+    client = {**service.environment, "TORCHRELAY_MODE": "require", "TORCHRELAY_PROGRAMS": "1"}
     command = [sys.executable, str(MEASURED / "steady.py"), "--model", at.model, "--device", at.device]
-    try:
-        steady.append(run_child(command, machine.environment(**client), at.timeout))
-    except ChildFailed as error:
-        failures.append(f"{at.model}: steady: {error}")
-        say(f"{at.model}: paired step time: FAILED: {error}")
-    else:
-        say(f"{at.model}: paired step time: ratio {steady[-1]['ratio']:.4f}")
+    for start in ("traced", "its programs"):
+        try:
+            record = run_child(command, machine.environment(**client), at.timeout)
+            if bool(record["programs"]) != (start == "its programs"):
+                raise ChildFailed(
+                    f"{record['programs']} functions started without tracing; {record['traced']}"
+                )
+        except ChildFailed as error:
+            failures.append(f"{at.model}: steady, {start}: {error}")
+            say(f"{at.model}: paired step time, {start}: FAILED: {error}")
+            return
+        steady.append(record | {"start": start})
+        say(
+            f"{at.model}: paired, {start}: step time {record['ratio']:.4f}, guards {record['guard_ratio']:.3f}"
+        )
 
 
 def done(records: list[summary.Record], model: str, variant: str, number: int) -> bool:
@@ -152,8 +161,9 @@ def report(
             parts = summary.stage_rows(records, model)
             print_table(f"{model}: where the first step's seconds go", ("", *summary.STAGES), parts)
     for record in steady:
-        times = ", ".join(f"{backend} {ms:.2f} ms" for backend, ms in record["milliseconds"].items())
-        print(f"{record['model']}: paired step time: {times}")
+        for what, unit in (("milliseconds", "ms a step"), ("guard_microseconds", "us a call's guards")):
+            times = ", ".join(f"{backend} {time:.2f} {unit}" for backend, time in record[what].items())
+            print(f"{record['model']}: paired, {record['start']}: {times}")
     out.mkdir(parents=True, exist_ok=True)
     about = {
         "device": torch.cuda.get_device_name() if device != "cpu" else platform.processor() or "cpu",
@@ -206,7 +216,7 @@ def parse_arguments() -> argparse.Namespace:
         "--steady",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="step time of local and torchrelay, paired in one process",
+        help="step time and guards of local and torchrelay, paired in one process",
     )
     parser.add_argument(
         "--round-trip",

@@ -53,9 +53,9 @@ def test_bars_on_a_cpu(summary: ModuleType) -> None:
         record("relay-hit", 2.5),
         record("relay-background", 1.6),
     ]
-    steady = [{"model": "m", "ratio": 1.03, "steps": 200}]
+    steady = [{"model": "m", "start": "traced", "ratio": 1.03, "guard_ratio": 1.0, "steps": 200}]
     passed = {bar.limit: bar.passed for bar in summary.bars(records, steady, ["m"], "cpu")}
-    assert passed == {6: False, 1.15: True, 1.5: False, 1.02: False}
+    assert passed == {6: False, 1.15: True, 1.5: False, 1.02: False, 1.05: True}
 
 
 def test_on_a_gpu_the_hit_is_held_against_the_fastest_of_the_warm_ways(summary: ModuleType) -> None:
