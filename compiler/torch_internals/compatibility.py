@@ -152,7 +152,7 @@ torch._inductor.output_code: CompiledFxGraph.__call__ = (inputs); .after_deseria
     .prepare_for_serialization ()
 torch._inductor.runtime.benchmarking: benchmarker.benchmark (fn, fn_args, fn_kwargs); .benchmark_cpu; .benchmark_gpu
 torch._inductor.runtime.cache_dir_utils: triton_cache_dir (device)
-torch._inductor.runtime.compile_tasks: _set_triton_ptxas_path ()
+torch._inductor.runtime.compile_tasks: _reload_python_module (key, path); _set_triton_ptxas_path ()
 torch._inductor.runtime.coordinate_descent_tuner: CoordescTuner.autotune (func, baseline_config)
 torch._inductor.runtime.runtime_utils: triton_config_to_hashable (cfg); triton_hash_to_path_key (key)
 torch._inductor.runtime.triton_compat: triton_key

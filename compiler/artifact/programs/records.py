@@ -142,6 +142,8 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     globals: list[GlobalRecord]
     graphs: list[ProgramGraph]
     splits: list[SplitGraph] = []
+    code: dict[_Name, bytes] = {}
+    """Bytecode of the code in the graphs' artifacts, by digests of its texts."""
     traced: list[CodeReference]
     asked: list[AskedRecord]
     registered: list[tuple[_Name, list[_Name]]]

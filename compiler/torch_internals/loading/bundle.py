@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import compatibility
+from ..dynamo.programs import generated_code
 from ..triton.extensions import prebuilt_extensions
 from .light_imports import needs_no_lowering, unpickle, with_light_imports, without_lowering_import
 from .prebuilt_libraries import install_library_lookup, prebuilt_libraries
@@ -62,6 +63,7 @@ def deserialize(
     if triton_modules:
         prebuilt_extensions.add(triton_modules)
     install_library_lookup()
+    generated_code.install()
     prebuilt_libraries.table = libraries
     light = contextlib.ExitStack()
     try:

@@ -122,6 +122,25 @@ def test_the_next_process_traces_nothing_and_computes_the_same(machine: Machine)
     assert moved == second
 
 
+def test_what_the_artifacts_have_in_python_is_compiled_where_it_is_traced_alone(machine: Machine) -> None:
+    hook = """
+seen = []
+
+def look(event, given):
+    if event == "compile" and "torchinductor" in str(given[1]):
+        seen.append(given[1])
+
+sys.addaudithook(look)
+"""
+    script = SCRIPT.replace("import layers\n", f"import layers\n{hook}", 1)
+    script = script.replace('"losses": losses', '"losses": losses, "compiled": len(seen)')
+    folder = str(machine.folder / "torchinductor")
+    first, second = (machine.train(script=script, TORCHINDUCTOR_CACHE_DIR=folder) for _ in range(2))
+    assert (first["programs"], second["programs"]) == (0, 1)
+    assert first["compiled"] >= 2 and second["compiled"] == 0
+    assert first["losses"] == second["losses"]
+
+
 def test_another_machine_starts_with_the_teams_program_if_it_accepts_them(
     service: PrivateService, tmp_path: Path
 ) -> None:

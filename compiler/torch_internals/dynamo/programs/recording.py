@@ -23,7 +23,7 @@ from ....artifact.programs.records import (
     SplitGraph,
 )
 from ...distributed import split_graphs
-from . import asked, bytecode, guards, names, operators, shapes
+from . import asked, bytecode, generated_code, guards, names, operators, shapes
 from .sources import SourceWriter
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class Recording:
         self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
         """By id, with the function, so that no other one gets that id."""
         self.asked: list[asked.Asked] = []
+        self.code: Mapping[str, types.CodeType] = {}
+        """Of the graphs' artifacts (generated_code.collecting)."""
         self.program: FrameProgram | None = None
         self.reason = ""
 
@@ -69,7 +71,8 @@ def recorded(given: Mapping[str, Any]) -> Iterator[Recording]:
     """Record the frame that is traced in the block. given: the arguments of convert_frame._compile, by name."""
     before, _current.recording = _current.recording, Recording(given)
     try:
-        yield _current.recording
+        with generated_code.collecting() as _current.recording.code:
+            yield _current.recording
     finally:
         _current.recording = before
 
@@ -139,6 +142,7 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
         globals=_globals(graph, scope),
         graphs=graphs,
         splits=splits,
+        code=generated_code.write(recording.code),
         traced=references,
         guards=records,
         asked=questions,

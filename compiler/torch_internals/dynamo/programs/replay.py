@@ -15,7 +15,7 @@ from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, NotPortable, ProgramGraph
 from ...distributed import split_graphs
 from .. import guard_building
-from . import asked, bytecode, guards, names, operators, shapes
+from . import asked, bytecode, generated_code, guards, names, operators, shapes
 from .sources import read
 
 
@@ -75,7 +75,8 @@ def _from_record(
             _check(shapes.differing(variant.shapes, sources, live))
             _check(asked.differing(variant.asked, sources, live))
             _check(_registered(variant, met))
-        callables: dict[str, Any] = {each.name: graph(each) for each in variant.graphs}
+        with generated_code.known(variant.code):
+            callables: dict[str, Any] = {each.name: graph(each) for each in variant.graphs}
         _check(next((each for each in callables.values() if isinstance(each, str)), None))
         for split in variant.splits:
             callables[split.name] = split_graphs.build(split, callables)

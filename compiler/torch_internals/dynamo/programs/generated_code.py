@@ -1,0 +1,78 @@
+"""Bytecode of the Python code in artifacts, kept with a program, so that a start from it does not compile that code.
+
+Inductor's code for a deep model has thousands of lines for each graph: Python takes 0.1 s for those of GPT-2 with 24
+layers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import hashlib
+import marshal
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+_MOST_BYTES = 16 << 20
+"""Of one program's; what is more is compiled at each start."""
+
+
+class _Thread(threading.local):
+    made: dict[str, CodeType] | None = None
+    known: Mapping[str, bytes] = {}
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[dict[str, CodeType]]:
+    """What this thread compiles or reads in the block, by the digest of its text."""
+    before, _thread.made = _thread.made, {}
+    try:
+        yield _thread.made
+    finally:
+        _thread.made = before
+
+
+@contextlib.contextmanager
+def known(bytecode: Mapping[str, bytes]) -> Iterator[None]:
+    """In the block, this thread reads these instead of compiling their texts. Only for what `write` made, by this
+    Python: marshal is not safe for anything else."""
+    before, _thread.known = _thread.known, bytecode
+    try:
+        yield
+    finally:
+        _thread.known = before
+
+
+def write(made: Mapping[str, CodeType]) -> dict[str, bytes]:
+    """For `known`, as much as has room."""
+    found: dict[str, bytes] = {}
+    room = _MOST_BYTES
+    for digest, code in made.items():
+        data = marshal.dumps(code)
+        if len(data) <= room:
+            found[digest] = data
+            room -= len(data)
+    return found
+
+
+def install() -> None:
+    """Have PyTorch ask here when it compiles generated code (compile_tasks._reload_python_module)."""
+    from torch._inductor.runtime import compile_tasks
+
+    vars(compile_tasks).setdefault("compile", _compile)
+
+
+def _compile(source: Any, filename: Any, mode: str, **options: Any) -> Any:
+    if _thread.made is None and not _thread.known:
+        return builtins.compile(source, filename, mode, **options)
+    digest = hashlib.sha256(f"{mode} {options}\n{source}".encode()).hexdigest()
+    data = _thread.known.get(digest)
+    code = builtins.compile(source, filename, mode, **options) if data is None else marshal.loads(data)
+    if _thread.made is not None and isinstance(code, CodeType):
+        _thread.made[digest] = code
+    return code
