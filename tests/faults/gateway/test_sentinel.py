@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -19,8 +20,8 @@ from torchrelay.service.storage.redis.connections import connect
 
 
 @pytest.fixture
-def failover() -> Iterator[FailoverRedis]:
-    with contextlib.closing(FailoverRedis()) as made:
+def failover(tmp_path: Path) -> Iterator[FailoverRedis]:
+    with contextlib.closing(FailoverRedis(tmp_path)) as made:
         made.start()
         yield made
 
@@ -71,9 +72,9 @@ def test_a_primary_that_is_killed_costs_no_job_no_restart_and_no_second_artifact
 
 
 @pytest.fixture
-def undecided() -> Iterator[FailoverRedis]:
+def undecided(tmp_path: Path) -> Iterator[FailoverRedis]:
     """Its sentinels wait for the primary."""
-    with contextlib.closing(FailoverRedis(down_after_ms=600_000)) as made:
+    with contextlib.closing(FailoverRedis(tmp_path, down_after_ms=600_000)) as made:
         made.start()
         yield made
 

@@ -21,7 +21,7 @@ import httpx2
 import pytest
 import redis
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from failover_parts import FailoverRedis, ListeningServer
+from failover_parts import FailoverRedis, ListeningServer, redis_of
 from fault_parts import public_key
 from job_parts import JobClients, WorkingProcess
 from service_parts import TOKEN, GatewayProcess, client_of, follow, graph, post, wait_until
@@ -112,7 +112,7 @@ class Installation:
         self.failover.wait_until_ready()
         victim = self.failover.servers[n]
         self.outages += victim is self.failover.primary()
-        victim.stop()
+        victim.kill()
         wait_until(lambda: self.failover.primary() not in (None, victim), seconds=60)
         victim.start()
 
@@ -152,7 +152,7 @@ class LeaseWatch:
         self._watching.result()
 
     def _watch(self, servers: list[ListeningServer]) -> None:
-        clients = [server.client() for server in servers]
+        clients = [redis_of(server) for server in servers]
         while not self._ended.wait(0.02):
             for client in clients:
                 with contextlib.suppress(redis.RedisError):
@@ -253,7 +253,7 @@ class Clients:
 def test_any_gateway_dispatcher_or_redis_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     dice = random.Random(KILLS)
     with (
-        contextlib.closing(FailoverRedis(DOWN_AFTER_MS)) as failover,
+        contextlib.closing(FailoverRedis(tmp_path, DOWN_AFTER_MS)) as failover,
         contextlib.closing(Installation(tmp_path, failover)) as installation,
         contextlib.closing(FailoverWatch(installation)),
     ):
@@ -294,8 +294,6 @@ def test_any_gateway_dispatcher_or_redis_may_be_killed_at_any_moment(tmp_path: P
         assert jobs.done["trains"] and jobs.done["tunes"]
         assert max(held, default=0.0) <= LEASE_SECONDS + leases.slowest
         assert graphs <= compiles <= graphs + clients.replaced + KILLS * CLIENTS
-        primary = failover.primary()
-        assert primary is not None
-        with primary.client() as client:
+        with failover.client() as client:
             wait_until(lambda: client.zcard("torchrelay:pending") == 0, seconds=30)
             assert client.keys("torchrelay:lease:*") == []
