@@ -11,6 +11,7 @@ from redis.asyncio.client import Pipeline
 from ...compiler.errors import NotFound
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
+from ..storage.redis.scripts import Scripts
 
 PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 """What a namespace may be called."""
@@ -24,13 +25,16 @@ _NEW = b"{}"
 class Namespaces:
     """Which there are, by the hash `namespaces`."""
 
-    def __init__(self, redis: RedisClient, keys: Keys) -> None:
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
+        self._scripts = scripts
 
     async def check(self, name: str) -> None:
-        """Raises NotFound for a namespace that does not exist."""
-        if name != DEFAULT_NAMESPACE and not await self._redis.hexists(self._keys.namespaces, name):
+        """Raises NotFound for a namespace that does not exist, RedisError."""
+        if name == DEFAULT_NAMESPACE:
+            return
+        if not await self._scripts.namespace_exists(keys=[self._keys.namespaces], args=[name]):
             raise NotFound(f"there is no namespace {name}", hint="`torchrelay namespace ls` lists them")
 
     async def names(self) -> list[str]:

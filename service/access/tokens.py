@@ -103,7 +103,7 @@ class Tokens:
         self._rate = settings.token_requests_per_second
         self._burst_seconds = settings.token_burst_seconds
         self._audit = audit
-        self._namespaces = Namespaces(redis, keys)
+        self._namespaces = Namespaces(redis, keys, scripts)
         self._unknown = UnknownTokens()
         self._jwts: JwtTokens | None = None
         if settings.sign_in_file is not None:

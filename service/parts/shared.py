@@ -87,7 +87,7 @@ class SharedParts:
 
         audit = AuditLog(self.redis, self.keys, entries=settings.audit_entries)
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
-        self.namespaces = Namespaces(self.redis, self.keys)
+        self.namespaces = Namespaces(self.redis, self.keys, self.scripts)
         self.recount = Recount(self.redis, self.keys, self.scripts)
         self.admission = Admission(
             settings.limits,

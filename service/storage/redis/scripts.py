@@ -23,7 +23,7 @@ from .retry import write_refusal
 Script = Callable[..., Awaitable[Any]]
 
 _NO_ANSWER = (RedisConnectionError, RedisTimeoutError)
-_READING = {"authenticate", "lookup"}
+_READING = {"authenticate", "namespace_exists", "lookup"}
 """What a hit needs."""
 _CONNECTIONS = 2
 """That wait for scripts' answers at a time; calls that come meanwhile go together as soon as one is free."""

@@ -98,6 +98,24 @@ def test_hits_are_read_from_a_replica_until_there_is_a_new_primary(
         wait_until(lambda: post(owner, graph(3)).status_code != 503, seconds=30)
 
 
+def test_a_gateway_that_has_not_met_a_team_yet_reads_its_hits_from_a_replica_too(
+    undecided: FailoverRedis, start_gateway: StartGateway
+) -> None:
+    met, new = (
+        start_gateway(ArtifactPool(), redis_url=undecided.url, redis_timeout_seconds=1.0) for _ in range(2)
+    )
+    with met.http() as owner:
+        made = owner.post(
+            "/v1/tokens", json={"name": "ada", "roles": ["compile"], "namespace": "team"}
+        ).json()
+    with client_of(met.url, made["token"]) as http:
+        known = compiled(http, graph(1))
+    undecided.kill_primary()
+    with client_of(new.url, made["token"]) as http:
+        answer = post(http, graph(1))
+        assert (answer.status_code, answer.content) == (200, known), answer.text
+
+
 @pytest.mark.parametrize(
     ("url", "prefix", "problem"),
     [

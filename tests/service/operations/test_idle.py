@@ -181,7 +181,7 @@ def test_metrics_of_an_idle_installation_read_no_namespace_again(
     async def scenario() -> list[dict[str, int]]:
         async with Redis.from_url(redis_server.url) as redis:
             await namespaces(redis)
-            names = Namespaces(redis, KEYS).names
+            names = Namespaces(redis, KEYS, Scripts(redis)).names
             counted = []
             red, uses = CounterStore(redis, KEYS.of("team-7")), UseCounts(KEYS, Scripts(redis))
             for change in (False, False, True, False):

@@ -379,6 +379,7 @@ OTHERS = [
     authenticate(MADE, 0),
     authenticate("", 0),
     authenticate(MADE, FUTURE * 1000),
+    Call("namespace_exists", [KEYS.namespaces], ["team"]),
     Call(
         "save_request",
         [
