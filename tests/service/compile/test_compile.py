@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 import pytest
 from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
+from service_parts import ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.artifact import container, manifest
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, RelayError
@@ -302,6 +302,30 @@ def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gate
         assert gateway.pool.cancelled[:1] == [left]
         assert http.get(f"/v1/compiles/{left}").json()["stage"] == "failed"
         assert http.get(f"/v1/compiles/{kept}").json()["stage"] == "aot"
+
+
+def test_a_compile_that_redis_loses_as_it_is_queued_is_queued_again(
+    start_gateway: StartGateway, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = start_gateway(pool := busy_pool())
+    queue = gateway.app.state.gateway.tenants.default.queue
+    ask, answers = queue.ask, []
+
+    async def failing_over(*arguments: Any, **options: Any) -> str:
+        answers.append(await ask(*arguments, **options))
+        if len(answers) == 1:
+            with redis_server.client() as client:
+                client.flushall()
+        return answers[-1]
+
+    monkeypatch.setattr(queue, "ask", failing_over)
+    with gateway.http() as http:
+        answer = post(http, graph())
+        assert (answer.status_code, answers) == (202, ["queued", "queued"]), answer.text
+        pool.idle = 1
+        pool.changed()
+        *_, (_, stage, _) = follow(http, answer.json()["key"])
+        assert stage == "done"
 
 
 def test_the_queue_is_bounded(start_gateway: StartGateway) -> None:

@@ -103,8 +103,13 @@ async def compile_graph(
             await _log_compile(tenant, grant, parsed)
             await tenant.saved_requests.note(key, body)
         if answer != "hit":
+            try:
+                status = await status_of(tenant, key)
+            except NotFound:  # Redis has failed over since, and lost it
+                log.warning("lost_as_it_was_queued", key=key)
+                continue
             return Response(
-                codec.to_json(await status_of(tenant, key)),
+                codec.to_json(status),
                 202,
                 {
                     KEY_HEADER: key,
@@ -113,7 +118,10 @@ async def compile_graph(
                 },
                 "application/json",
             )
-    raise Unavailable("the cache offers this artifact but does not hold it", hint="Send the request again")
+    raise Unavailable(
+        "the cache offers this artifact but does not hold it, or forgets its compile",
+        hint="Send the request again",
+    )
 
 
 async def _log_compile(tenant: GatewayTenant, grant: Grant, parsed: CompileRequest) -> None:
