@@ -1,5 +1,6 @@
-"""A service as it is deployed, on loopback: a Redis, `torchrelay gateway --workers N`, dispatchers in processes of
-their own whose workers are simulated; and what its processes have used, from /proc (Linux)."""
+"""A service as it is deployed, on loopback: a Redis, or two that fail over, `torchrelay gateway --workers N`, and
+dispatchers in processes of their own whose workers are simulated; and what its processes have used, from /proc
+(Linux)."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import IO, cast
 
 import gateway
 import httpx2
@@ -23,6 +25,7 @@ import msgspec
 import redis
 import uvicorn
 from msgspec import Struct
+from support.failover_redis import FailoverRedis
 from support.local_redis import free_port, redis_server
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
@@ -42,7 +45,8 @@ Setting = str | int | float
 
 
 class DispatcherOrder(Struct):
-    """How the process of a dispatcher is started. log: a file that gets the key of each compile, a line each."""
+    """How the process of a dispatcher is started. log: a file that gets a line as each compile begins: its key, and
+    CLOCK_MONOTONIC in seconds."""
 
     port: int
     settings: Mapping[str, Setting]
@@ -80,7 +84,7 @@ class SimulatedPool(gateway.RandomPool):
         self._running += 1
         try:
             with Path(self._order.log).open("a") as log:
-                log.write(f"{key}\n")
+                log.write(f"{key} {time.monotonic()}\n")
             on_progress("inductor", "")
             await asyncio.sleep(self._order.compile_seconds)
             return gateway.unsigned(key, gateway.size_of(request_bytes))
@@ -99,8 +103,8 @@ def dispatch(text: str) -> None:
 
 @dataclass(frozen=True)
 class Service:
-    """gateways, dispatchers, redis_pid: process ids. token: issued to the ranks' job, kept in Redis as any
-    but the owner's."""
+    """gateways, dispatchers, redis_pid: process ids. redis_port, redis_pid: of the primary at the start, if Redis fails
+    over. token: issued to the ranks' job, kept in Redis as any but the owner's."""
 
     folder: Path
     port: int
@@ -109,10 +113,20 @@ class Service:
     dispatchers: tuple[int, ...]
     redis_pid: int
     token: str
+    connect: Callable[[], redis.Redis]
+    """A client of Redis, or of what is the primary now."""
 
     def compiles(self) -> Counter[str]:
         """How often each key was compiled."""
-        return Counter((self.folder / "compiles").read_text().split())
+        return Counter({name: len(begun) for name, begun in self.begun().items()})
+
+    def begun(self) -> dict[str, list[float]]:
+        """When each key's compiles began, by time.monotonic()."""
+        found: dict[str, list[float]] = {}
+        for line in (self.folder / "compiles").read_text().splitlines():
+            name, at = line.split()
+            found.setdefault(name, []).append(float(at))
+        return found
 
     def metrics(self) -> str:
         """Of all gateway processes together, as anyone may read them."""
@@ -131,12 +145,12 @@ class Service:
 
     def entries(self) -> int:
         """Artifacts in the cache."""
-        with redis.Redis(port=self.redis_port) as client:
+        with self.connect() as client:
             return int(client.hlen("torchrelay:sizes"))
 
     def registered(self) -> int:
         """Dispatchers that have started."""
-        with redis.Redis(port=self.redis_port) as client:
+        with self.connect() as client:
             return int(client.zcard("torchrelay:dispatchers"))
 
     def artifact(self, name: str) -> bytes:
@@ -180,13 +194,22 @@ def running_service(
     slots: int = 8,
     compile_seconds: float = 0.0,
     changes: Mapping[str, Setting] = MappingProxyType({}),
+    failover: FailoverRedis | None = None,
+    log: Path | None = None,
 ) -> Iterator[Service]:
-    """slots: of each dispatcher. changes: of the service's settings."""
+    """slots: of each dispatcher. changes: of the service's settings. failover: its Redis; None: one of its own. log:
+    a file for what its processes log; None: they log to this one's stderr."""
     (folder / "compiles").touch()
     with contextlib.ExitStack() as stack:
-        redis_port = stack.enter_context(redis_server(folder))
+        logged = None if log is None else stack.enter_context(log.open("wb"))
+        connect: Callable[[], redis.Redis]
+        if failover is None:
+            only = stack.enter_context(redis_server(folder))
+            redis_url, connect = f"redis://127.0.0.1:{only}", partial(redis.Redis, port=only)
+        else:
+            redis_url, connect = failover.url, failover.client
         settings: dict[str, Setting] = {
-            "redis_url": f"redis://127.0.0.1:{redis_port}",
+            "redis_url": redis_url,
             "state_dir": str(folder / "state"),
             "token": gateway.TOKEN,
             "log_level": "warning",
@@ -195,20 +218,21 @@ def running_service(
         port = free_port()
         command = ["-m", "torchrelay.service", "gateway", "--workers", str(gateways), "--port", str(port)]
         started = stack.enter_context(
-            process([*command, "--credentials", str(folder / "credentials.json")], settings)
+            process([*command, "--credentials", str(folder / "credentials.json")], settings, log=logged)
         )
         main = str(Path(__file__).parents[1] / "scale.py")
         dispatching = []
         for _ in range(dispatchers):
             order = DispatcherOrder(free_port(), settings, slots, compile_seconds, str(folder / "compiles"))
             words = [main, "--dispatch", msgspec.json.encode(order).decode()]
-            dispatching.append(stack.enter_context(process(words)).pid)
+            dispatching.append(stack.enter_context(process(words, log=logged)).pid)
         token = _token(port)
         processes = tuple(leaves(started.pid))
         assert len(processes) == gateways, processes
-        with redis.Redis(port=redis_port) as client:
-            redis_pid = int(client.info("server")["process_id"])
-        service = Service(folder, port, redis_port, processes, tuple(dispatching), redis_pid, token)
+        with connect() as client:
+            server = client.info("server")
+        redis_port, redis_pid = int(server["tcp_port"]), int(server["process_id"])
+        service = Service(folder, port, redis_port, processes, tuple(dispatching), redis_pid, token, connect)
         service.compile(codec.pack_request(gateway.graph(1)))
         wait_until(lambda: service.registered() == dispatchers, "the dispatchers did not start")
         yield service
@@ -240,12 +264,16 @@ def _token(port: int) -> str:
 
 @contextlib.contextmanager
 def process(
-    arguments: Sequence[str], settings: Mapping[str, Setting] = MappingProxyType({})
+    arguments: Sequence[str],
+    settings: Mapping[str, Setting] = MappingProxyType({}),
+    *,
+    log: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """This Python with these arguments, and settings of the service in its environment, until the context is left."""
+    """This Python with these arguments, and settings of the service in its environment, until the context is left. log:
+    its stderr; None: that of this process."""
     given = {f"TORCHRELAY_SERVICE_{name.upper()}": str(value) for name, value in settings.items()}
     started = subprocess.Popen(
-        [sys.executable, *arguments], env={**os.environ, **given}, stdout=subprocess.DEVNULL
+        [sys.executable, *arguments], env={**os.environ, **given}, stdout=subprocess.DEVNULL, stderr=log
     )
     try:
         yield started
