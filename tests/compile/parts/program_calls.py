@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from program_changes import FUNCTION, Change, edit
 from program_modules import MODEL
@@ -297,16 +295,6 @@ SETTINGS = {
 }
 """What is around the calls of the start after the change."""
 
-_registered: list[type] = []
-
-
-def _register_another(patch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """Another class each time, of a package that the program has nothing of."""
-    name = f"Registered{len(_registered)}"
-    _registered.append(type(name, (), {"__module__": "another_package.parts"}))
-    module.Mapping.register(_registered[-1])
-
-
 SAME = {
     "comment": edit(FUNCTION, ("# a comment", "# another comment"), how="used", differs=False),
     "comment of several lines": edit(
@@ -359,12 +347,6 @@ SAME = {
     "import added": edit(FUNCTION, ("OTHER = 1", "import json\n\nOTHER = 1"), how="used", differs=False),
     "annotation of a parameter": edit(
         FUNCTION, ("def deep(x)", "def deep(x: torch.Tensor) -> torch.Tensor"), how="used", differs=False
-    ),
-    "class of another package registered": Change(
-        text="from collections.abc import Mapping\n\nbox = {}\n\n\ndef program(x):\n    return x * 2 if isinstance(box, Mapping) else x * 3\n",
-        patch=_register_another,
-        how="used",
-        differs=False,
     ),
     "module: unchanged": edit(MODEL, how="used", differs=False),
     "module: eval and back": edit(MODEL, ("# after", "program.eval().train()"), how="used", differs=False),

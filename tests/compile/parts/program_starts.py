@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import random
 import sys
 import types
 from collections import defaultdict
@@ -157,6 +158,7 @@ def _results(module: Any, program: Callable[..., Any], around: Around) -> list[A
     """Of each call: what it returns or raises, all gradients, and what the module's `state` tells."""
     found: list[Any] = []
     torch.manual_seed(0)
+    random.seed(0)  # what an earlier start has left is not there in a new process
     for arguments in module.inputs():
         with around():
             try:

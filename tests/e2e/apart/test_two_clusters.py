@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -220,44 +220,35 @@ def share_what_is_asked(service: Installation) -> None:
 
 def lose_a_node(service: Installation) -> None:
     """The node that compiles goes, its dispatcher stays: the other cluster compiles."""
-    service.wait_for_idle(2)
-    (client,) = service.begin([48])
-    service.wait(lambda: bool(service.busy()), "a compile")
-    (loser,) = service.busy()
-    before = service.jobs_done(), service.compiles()
-    kill_families(loser.node)
-    compiled_by_the_other(service, client, loser, *before)
+    with compiled_by_the_other(service, 48) as loser:
+        kill_families(loser.node)
     loser.node = loser.nodes.add(1)
 
 
 def lose_a_cluster(service: Installation) -> None:
     """The cluster that compiles is killed, with its dispatcher: the other one takes the compile over."""
-    service.wait_for_idle(2)
-    (client,) = service.begin([56])
-    service.wait(lambda: bool(service.busy()), "a compile")
-    (loser,) = service.busy()
-    before = service.jobs_done(), service.compiles()
-    loser.kill()
-    winner = compiled_by_the_other(service, client, loser, *before)
+    with compiled_by_the_other(service, 56) as loser:
+        loser.kill()
+    (winner,) = (each for each in service.clusters if each is not loser)
     assert "compile_taken_over" in winner.log.read_text()
     service.wait_for_idle(1)
 
 
-def compiled_by_the_other(
-    service: Installation,
-    client: Future[dict[str, Any]],
-    loser: Cluster,
-    jobs_before: list[int],
-    compiles_before: int,
-) -> Cluster:
-    """Waits for the client's artifact, and returns the cluster that made it."""
+@contextlib.contextmanager
+def compiled_by_the_other(service: Installation, width: int) -> Iterator[Cluster]:
+    """The cluster that compiles a client's graph, for the block to harm: the other one makes the artifact, once."""
+    service.wait_for_idle(2)
+    (client,) = service.begin([width])
+    service.wait(lambda: bool(service.busy()), "a compile")
+    (loser,) = service.busy()
+    jobs, compiles = service.jobs_done(), service.compiles()
+    yield loser
     assert client.result(HANG_SECONDS)["served"] == 1
     (n,) = (n for n, each in enumerate(service.clusters) if each is not loser)
-    service.wait(lambda: service.jobs_done()[n] > jobs_before[n], "a job")
-    assert service.jobs_done()[n] == jobs_before[n] + 1
-    assert service.compiles() == compiles_before + 1, service.logs()
+    service.wait(lambda: service.jobs_done()[n] > jobs[n], "a job")
+    assert service.jobs_done()[n] == jobs[n] + 1
+    assert service.compiles() == compiles + 1, service.logs()
     assert service.ready()
-    return service.clusters[n]
 
 
 def one_toolchain(service: Installation) -> None:
