@@ -86,6 +86,15 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
         return partial(decoding.from_msgpack, type=SlotSettings), (msgspec.msgpack.encode(self),)
 
 
+class SlotOrder(Struct, frozen=True):
+    """All that a fork server is told, however it was started (fork_server/server.py)."""
+
+    settings: SlotSettings
+    jobs_dir: str
+    shared: str | None
+    """The folder of SlotSettings.shared_dir, once it is known to be this user's alone; None: there is none."""
+
+
 class PoolSettings(Struct, frozen=True, kw_only=True):
     """The pool of slots on a Ray cluster."""
 

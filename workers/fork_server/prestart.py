@@ -17,17 +17,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from ...compiler import decoding
 from ..process import private_folders
 from ..process.process_tree import ForeignProcess
-from ..settings import ENGINE, EarlyServer, SlotSettings
+from ..settings import ENGINE, EarlyServer, SlotOrder
 from .environment import server_environment
 
 _PREFIX = "torchrelay-early-"
@@ -37,13 +37,6 @@ _OUTPUTS = (1, 2)
 """The file descriptors of standard output and standard error."""
 _SECONDS_TO_END = 3.0
 """How long a server may take that its actor has left. As long as what the supervisor gives to all processes."""
-
-
-class SlotOrder(Struct, frozen=True):
-    """What a server that starts with its actor has as arguments."""
-
-    settings: SlotSettings
-    jobs_dir: str
 
 
 class PrestartedServer:
@@ -67,6 +60,8 @@ class PrestartedServer:
             raise
         finally:
             os.close(owner)
+        # An adopted server that ends is nobody else's to wait for.
+        threading.Thread(target=self._process.wait, name="early fork server", daemon=True).start()
         self.place = EarlyServer(self._process.pid, path)
         """For its actor."""
 
@@ -113,17 +108,15 @@ def mark_of(path: str) -> str:
 # --- in the slot's actor ----------------------------------------------------------------------------------
 
 
-def adopt(settings: SlotSettings, jobs_dir: Path, lock: int) -> tuple[ForeignProcess, socket.socket]:
-    """Become the actor of the server at settings.early_server: its process, and the connection to it. Raises OSError
-    if it has ended, or has an actor."""
-    assert settings.early_server is not None
+def adopt(server: EarlyServer, order: SlotOrder, lock: int) -> tuple[ForeignProcess, socket.socket]:
+    """Become the actor of `server`: its process, and the connection to it. Raises OSError if it has ended, or has an
+    actor."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        # its parent has not waited for it, so that no other process can have its number
-        process = ForeignProcess(settings.early_server.pid)
-        connection.connect(settings.early_server.socket)
-        order = msgspec.json.encode(SlotOrder(settings, str(jobs_dir)))
-        socket.send_fds(connection, [order + b"\n"], [lock, *_OUTPUTS])
+        # If the socket then answers, the server lives, so that no other process had its number.
+        process = ForeignProcess(server.pid)
+        connection.connect(server.socket)
+        socket.send_fds(connection, [msgspec.json.encode(order) + b"\n"], [lock, *_OUTPUTS])
     except OSError:
         connection.close()
         raise

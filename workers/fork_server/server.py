@@ -1,15 +1,15 @@
 """Stage 6: a process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
-Run as `python -m torchrelay.workers.fork_server.server --socket FD --settings JSON --jobs DIR` by the actor, which
-sends and receives workers/messages.py over the socket; or before there is an actor, as prestart.py does. It is a new
-interpreter and no fork of the actor, because Ray's threads do not survive a fork. CUDA is never initialised here: a
-forked child could not use it then. When the socket closes, the running job is killed and the server ends.
+Run as `python -m torchrelay.workers.fork_server.server --socket FD --order JSON` by the actor, which sends and receives
+workers/messages.py over the socket; or before there is an actor, as prestart.py does: the order then comes with the
+adoption. It is a new interpreter and no fork of the actor, because Ray's threads do not survive a fork. CUDA is never
+initialised here: a forked child could not use it then. When the socket closes, the running job is killed and the server
+ends.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib
 import os
@@ -17,7 +17,6 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -43,7 +42,7 @@ from ..messages import (
 from ..process.process_tree import become_subreaper, kill_below
 from ..sandbox import isolation
 from ..sandbox.visible_paths import visible_paths_of
-from ..settings import SlotSettings
+from ..settings import SlotOrder, SlotSettings
 from . import job_runner, prestart, sandbox_probe, warm_up
 
 
@@ -54,19 +53,18 @@ class Disconnected(Exception):
 class ForkServer:
     """Reads commands from the actor and runs one job at a time."""
 
-    def __init__(
-        self, connection: socket.socket, settings: SlotSettings, engine: ModuleType, jobs_dir: Path
-    ) -> None:
+    def __init__(self, connection: socket.socket, order: SlotOrder, engine: ModuleType) -> None:
         self._connection = connection
+        settings = order.settings
         environment = dict(os.environ)
         self._context = job_runner.JobContext(
             engine=engine,
             settings=settings,
-            jobs_dir=jobs_dir,
+            jobs_dir=Path(order.jobs_dir),
             form="none",
             view=visible_paths_of(settings.kind, environment),
             kernels=_kernel_store(settings),
-            shared=None if settings.shared_dir is None else Path(settings.shared_dir),
+            shared=None if order.shared is None else Path(order.shared),
             environment=environment,
             prepared=set(),
         )
@@ -167,8 +165,7 @@ def main() -> None:
     """Entry point. Exits 0 when the actor goes away."""
     parser = argparse.ArgumentParser(prog="torchrelay.workers.fork_server.server")
     parser.add_argument("--socket", type=int)
-    parser.add_argument("--settings", type=lambda text: decoding.from_json(text, type=SlotSettings))
-    parser.add_argument("--jobs", type=Path)
+    parser.add_argument("--order", type=lambda text: decoding.from_json(text, type=SlotOrder))
     parser.add_argument("--listener", type=int)
     parser.add_argument("--owner", type=int)
     parser.add_argument("--engine")
@@ -177,18 +174,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_subreaper()
     if arguments.listener is None:
-        settings: SlotSettings = arguments.settings
-        jobs_dir: Path = arguments.jobs
-        with _ending(jobs_dir), socket.socket(fileno=arguments.socket) as connection:
-            _serve(connection, settings, _imported(settings.engine), jobs_dir)
+        order: SlotOrder = arguments.order
+        with socket.socket(fileno=arguments.socket) as connection:
+            _serve(connection, order)
         return
     with socket.socket(fileno=arguments.listener) as listener:
         engine = _imported(arguments.engine)
         adoption = prestart.await_adoption(listener, arguments.owner)
     if adoption is not None:
-        jobs_dir = Path(adoption.order.jobs_dir)
-        with _ending(jobs_dir), adoption.connection as connection:
-            _serve(connection, adoption.order.settings, engine, jobs_dir)
+        with adoption.connection as connection:
+            _serve(connection, adoption.order, engine)
 
 
 def _imported(engine: str) -> ModuleType:
@@ -198,18 +193,13 @@ def _imported(engine: str) -> ModuleType:
     return module
 
 
-def _serve(connection: socket.socket, settings: SlotSettings, engine: ModuleType, jobs_dir: Path) -> None:
-    ForkServer(connection, settings, engine, jobs_dir).serve()
-
-
-@contextlib.contextmanager
-def _ending(jobs_dir: Path) -> Iterator[None]:
-    """Leaves no process and no folder behind."""
+def _serve(connection: socket.socket, order: SlotOrder, engine: ModuleType | None = None) -> None:
+    """Leaves no process and no folder behind. engine: if it is imported already."""
     try:
-        yield
+        ForkServer(connection, order, engine or _imported(order.settings.engine)).serve()
     finally:
         kill_below(os.getpid())
-        shutil.rmtree(jobs_dir, ignore_errors=True)
+        shutil.rmtree(order.jobs_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from ..messages import (
 from ..process import private_folders
 from ..process.process_tree import ForeignProcess, become_subreaper, kill_below
 from ..sandbox import isolation
-from ..settings import SlotSettings
+from ..settings import SlotOrder, SlotSettings
 
 _WARM_SECONDS = 300.0
 """Importing torch from a cold, shared disk takes minutes at worst."""
@@ -75,9 +75,10 @@ class _ForkServerProcess:
     @classmethod
     async def adopt(cls, settings: SlotSettings) -> _ForkServerProcess:
         """The server that was started before this actor, its greeting received. Raises OSError, ForkServerLost."""
+        assert settings.early_server is not None
         jobs_dir, lock = private_folders.make(settings.jobs_root)
         try:
-            process, connection = prestart.adopt(settings, jobs_dir, lock)
+            process, connection = prestart.adopt(settings.early_server, _order(settings, jobs_dir), lock)
             connection.setblocking(False)
             streams = await asyncio.open_connection(sock=connection)
         except OSError:
@@ -157,12 +158,9 @@ def _start_process(
     else:
         environment = server_environment(os.environ, str(_package_folder(jobs_dir)), settings.worker, gpu)
         environment.pop("VIRTUAL_ENV", None)  # it names the actor's environment
-    shared = private_folders.shared(settings.shared_dir)
-    settings = msgspec.structs.replace(settings, shared_dir=shared and str(shared))
     command = [
         *(settings.python or sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
-        *("--socket", str(connection), "--jobs", str(jobs_dir)),
-        *("--settings", msgspec.json.encode(settings).decode()),
+        *("--socket", str(connection), "--order", msgspec.json.encode(_order(settings, jobs_dir)).decode()),
     ]
     return subprocess.Popen(
         command,
@@ -171,6 +169,12 @@ def _start_process(
         env=environment,
         start_new_session=True,
     )
+
+
+def _order(settings: SlotSettings, jobs_dir: Path) -> SlotOrder:
+    """The same for a server that is started and for one that is adopted."""
+    shared = private_folders.shared(settings.shared_dir)
+    return SlotOrder(settings, str(jobs_dir), None if shared is None else str(shared))
 
 
 def _package_folder(jobs_dir: Path) -> Path:

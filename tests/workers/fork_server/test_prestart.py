@@ -99,6 +99,35 @@ def test_an_adopted_server_has_all_that_it_would_have_inherited_from_its_actor(t
     assert adopted["nice"] == 5
 
 
+def test_jobs_of_an_adopted_server_share_the_folder_that_those_of_a_started_one_share(tmp_path):
+    async def shared(slot_settings):
+        slot = CompileSlot(slot_settings)
+        try:
+            await started(slot)
+            return (await run(slot, "name_shared_folder"))[1].decode()
+        finally:
+            await slot.close()
+
+    with PrestartedServer("engine") as server:
+        adopted = asyncio.run(shared(early(tmp_path, server)))
+    assert Path(adopted).is_dir()
+    assert adopted == asyncio.run(shared(settings(tmp_path)))
+
+
+def test_an_adopted_server_that_is_killed_is_no_zombie_of_the_process_that_started_it(tmp_path):
+    async def scenario(server):
+        slot = CompileSlot(early(tmp_path, server))
+        await started(slot)
+        psutil.Process(server.place.pid).kill()
+        await slot.lost()
+        while psutil.pid_exists(server.place.pid):
+            await asyncio.sleep(0.01)
+        await slot.close()
+
+    with PrestartedServer("engine") as server:
+        asyncio.run(scenario(server))
+
+
 def test_an_adopted_server_runs_jobs_and_leaves_nothing(tmp_path):
     async def scenario(server):
         slot = CompileSlot(early(tmp_path, server))

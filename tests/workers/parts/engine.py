@@ -54,6 +54,8 @@ def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, s
         order["kernels"] = kernels
     if order["do"] == "inquire":
         order["ask"] = ask
+    if order["do"] == "name_shared_folder":
+        order["shared"] = shared
     return globals()[order.pop("do")](workdir=workdir, progress=progress, **order)
 
 
@@ -137,6 +139,10 @@ def surroundings(workdir, progress):
             "descriptors": [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in _descriptors()],
         }
     )
+
+
+def name_shared_folder(workdir, progress, shared):
+    return str(shared).encode()
 
 
 def build(workdir, progress, kernels, name, text, sleep):
