@@ -41,7 +41,7 @@ ADMIN = ("tester", "a-password-of-the-tester")
 def users(folder: Path) -> Path:
     """The deployed users, with a password, and one more who may look at everything."""
     file = folder / "users.acl"
-    content = DEPLOYED.read_text().replace("CHANGE-ME", PASSWORD)
+    content = DEPLOYED.read_text().replace("CHANGE-ME-FOR-BACKUPS", PASSWORD).replace("CHANGE-ME", PASSWORD)
     file.write_text(f"{content}user {ADMIN[0]} on >{ADMIN[1]} ~* &* +@all\n")
     return file
 

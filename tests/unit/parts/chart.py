@@ -72,8 +72,10 @@ def service(pod: dict[str, Any], secrets: dict[str, str]) -> dict[str, Any]:
     for variable in container.get("env", []):
         if "value" in variable:
             environment[variable["name"]] = _expanded(variable["value"], environment)
-        else:
-            environment[variable["name"]] = secrets[variable["valueFrom"]["secretKeyRef"]["key"]]
+        elif (reference := variable["valueFrom"]["secretKeyRef"])["key"] in secrets or not reference.get(
+            "optional"
+        ):
+            environment[variable["name"]] = secrets[reference["key"]]
     words = {
         key: [_named(_expanded(word, environment)) for word in container.get(key, [])]
         for key in ("command", "args")

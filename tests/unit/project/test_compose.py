@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -117,24 +118,49 @@ def test_every_secret_is_required_from_outside_and_listed_in_the_example():
     for name in set(re.findall(r"\$\{(\w+):-", text)):
         assert name in example
     for line in text.splitlines():
-        if re.search(r"(TOKEN|PASSWORD): ", line):
+        if re.search(r"(TOKEN|(?<!BACKUP_)PASSWORD): ", line):
             assert "${TORCHRELAY_" in line and ":?" in line, line
 
 
-def test_redis_asks_for_a_password_and_keeps_its_data(compose):
+def test_who_asks_the_dispatcher_for_metrics_reaches_it(compose):
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    targets = [
+        t for job in prometheus["scrape_configs"] for each in job["static_configs"] for t in each["targets"]
+    ]
+    assert len(targets) == 2
+    for name, port in (target.split(":") for target in targets):
+        command = compose["services"][name]["command"]
+        assert (
+            command[command.index("--host") + 1] == "0.0.0.0" and command[command.index("--port") + 1] == port
+        )
+
+
+def test_redis_asks_for_a_password_and_keeps_its_data(compose, tmp_path):
     redis = compose["services"]["redis"]
     script = redis["command"][-1]
-    assert "CHANGE-ME/$$TORCHRELAY_REDIS_PASSWORD" in script
     assert "--appendonly yes" in script and "--dir /data" in script
     data, users = redis["volumes"]
     assert data == "redis:/data"
     source, target, mode = users.split(":")
     assert (ROOT / source).read_text().startswith("user default off\nuser torchrelay on >CHANGE-ME ")
     assert target in script and mode == "ro"
-    assert (
-        "redis://torchrelay:"
-        in compose["services"]["dispatcher"]["environment"]["TORCHRELAY_SERVICE_REDIS_URL"]
-    )
+    configuration = tmp_path / "redis-server"  # prints what the server would read
+    configuration.write_text("#!/bin/sh\nexec cat\n")
+    configuration.chmod(0o755)
+    one, two = {"TORCHRELAY_REDIS_PASSWORD": "one"}, {"TORCHRELAY_REDIS_BACKUP_PASSWORD": "two"}
+    for passwords, wanted in (
+        (one, {"torchrelay": "one"}),
+        (one | two, {"torchrelay": "one", "backup": "two"}),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", script.replace(target, str(ROOT / source)).replace("$$", "$")],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **passwords},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        users = dict(re.findall(r"^user (\w+) on >(\S+)", done.stdout, re.MULTILINE))
+        assert users == wanted and "CHANGE-ME" not in done.stdout
 
 
 def test_ray_asks_for_a_token_on_every_node(compose):
