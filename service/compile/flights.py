@@ -75,14 +75,10 @@ _LONGEST_PAUSE_SECONDS = 8.0
 class Flight:
     """One compile under one lease. `lease` changes when it is taken again under a new fence."""
 
-    def __init__(
-        self, lease: Lease, request: CompileRequest | None, *, finish: bool, nowhere: bool = False
-    ) -> None:
+    def __init__(self, lease: Lease, *, nowhere: bool = False) -> None:
         """nowhere: no dispatcher has workers for it, so that it fails here."""
         self.lease = lease
         self.nowhere = nowhere
-        self.request = request
-        self.finish = finish
         self.began = time.monotonic()
         self.working: float | None = None
         """Since when a worker compiles it."""
@@ -146,21 +142,18 @@ class Flights:
             on_query(query, entries)
 
     async def ask(
-        self, request: CompileRequest, body: bytes, *, finish: bool
-    ) -> Literal["hit", "wait", "start"]:
-        """Makes sure that this is compiled. "hit": it was published a moment ago. "start": its compile starts here.
+        self, request: CompileRequest, body: bytes
+    ) -> tuple[Literal["hit", "wait", "start"], Flight | None]:
+        """Queues a compile, as gateways do, and takes it. "hit": it was published a moment ago. "wait": another has it.
+        "start": it starts here.
 
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        for flight in self._flights_of(request.key):
-            # Redis may have lost our lease a moment ago: take it back before another dispatcher gets a new one.
-            _, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
         needs = CompileNeeds(request.toolchain, request.target, REVISION)
-        answer = await self._leases.ask(request.key, body, needs, finish=finish)
-        if not isinstance(answer, Lease):
-            return answer
-        self._launch(Flight(answer, request, finish=finish))
-        return "start"
+        if await self._leases.queue(request.key, body, needs, finish=False) == "hit":
+            return "hit", None
+        flight = await self.take(request.key, needs)
+        return ("wait" if flight is None else "start"), flight
 
     async def take(self, key: str, needs: CompileNeeds, *, nowhere: bool = False) -> Flight | None:
         """Begins a compile that is queued, or continues one whose holder died. None if that lives, or if the compile is
@@ -173,7 +166,7 @@ class Flights:
         if lease.taken > 1:
             log.warning("compile_taken_over", key=key)
             self._metrics.takeovers.inc()
-        flight = Flight(lease, None, finish=False, nowhere=nowhere)
+        flight = Flight(lease, nowhere=nowhere)
         self._launch(flight)
         return flight
 
@@ -256,7 +249,7 @@ class Flights:
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 3)
             try:
-                renewal, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
+                renewal, flight.lease = await self._leases.renew(flight.lease)
             except RedisError as error:
                 log.warning("lease_not_renewed", key=flight.lease.key, error=str(error))
                 continue
@@ -282,9 +275,7 @@ class Flights:
                 f"the gateway's requests are of revision {theirs}, and all dispatchers' of others ({REVISION} here)",
                 hint="Upgrade dispatchers and workers too",
             )
-        request = flight.request or await self._admission.request_of(
-            flight.lease.body, namespace=self._namespace
-        )
+        request = await self._admission.request_of(flight.lease.body, namespace=self._namespace)
         stages = Stages(self._tracer, "wait", began=queued)
         try:
             data = await self._run(flight, request, stages)
@@ -399,7 +390,7 @@ class Flights:
 
     async def _publish_once(self, flight: Flight, offer: Offer) -> bool:
         while not await self._cache.publish(flight.lease.token, offer):
-            renewal, flight.lease = await self._leases.renew(flight.lease, finish=flight.finish)
+            renewal, flight.lease = await self._leases.renew(flight.lease)
             if renewal in ("lost", "published"):
                 log.warning("late_publish_refused", key=offer.key, verdict=renewal)
                 return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from ...compiler.api.trace_context import TraceContext, parse_traceparent
 from ...compiler.errors import Overloaded, OverQuota, RelayError, from_code
 from ...compiler.request import codec, schema
 from ..base.settings import ServiceSettings
-from ..base.tracing import current_trace, trace_header
+from ..base.tracing import trace_header
 from ..storage.redis.fair_pool import reserved_for_leases
 from ..storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
@@ -80,44 +81,18 @@ class Leases:
 
         Raises Overloaded, OverQuota, or the remembered error of a compile that just failed.
         """
-        answer = await self._ask(key, uuid.uuid4().hex, body, needs, finish=finish, mode="queue")
-        if answer == [b"queued"]:
-            return "queued"
-        return self._hit_or_wait(answer)
-
-    async def ask(
-        self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
-    ) -> Lease | Literal["hit", "wait"]:
-        """Takes the lease of `key`. "wait": another has it. "hit", and what it raises: as `queue`."""
-        owner = uuid.uuid4().hex
-        answer = await self._ask(key, owner, body, needs, finish=finish, mode="ask")
-        if answer[0] == b"lease":
-            return Lease(key, owner, answer[1].decode(), body, needs, trace=current_trace())
-        return self._hit_or_wait(answer)
-
-    async def _ask(
-        self,
-        key: str,
-        owner: str,
-        body: bytes,
-        needs: CompileNeeds,
-        *,
-        finish: bool,
-        mode: Literal["queue", "ask"],
-    ) -> list[bytes]:
-        answer = await self._acquire(key, owner, b"", needs, finish=finish, mode=mode)
-        while answer == [b"later"]:  # another gateway is sending the body
+        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, finish=finish, mode="queue")
+        while (answer := await ask(b"")) == [b"later"]:  # another gateway is sending the body
             await asyncio.sleep(_LATER_SECONDS)
-            answer = await self._acquire(key, owner, b"", needs, finish=finish, mode=mode)
-        if answer == [b"body"]:
-            answer = await self._acquire(key, owner, body, needs, finish=finish, mode=mode)
-        return answer
+        return self._queued(await ask(body) if answer == [b"body"] else answer)
 
-    def _hit_or_wait(self, answer: list[bytes]) -> Literal["hit", "wait"]:
+    def _queued(self, answer: list[bytes]) -> Literal["hit", "wait", "queued"]:
         namespace = self._keys.namespace
         match answer:
             case [b"hit"]:
                 return "hit"
+            case [b"queued"]:
+                return "queued"
             case [b"failed", error]:
                 known = decoding.from_json(error, type=compiles.ErrorBody)
                 raise from_code(known.code, known.message, known.hint)
@@ -145,7 +120,7 @@ class Leases:
         """Takes the lease of a compile that is queued, or whose holder died; None if that lives, or if the compile is
         over or not known."""
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, b"", needs, finish=False, mode="take"):
+        match await self._acquire(key, owner, b"", needs=needs, finish=False, mode="take"):
             case [b"lease", fence, body, taken, waited_ms, wanted, trace]:
                 return Lease(
                     key,
@@ -165,16 +140,17 @@ class Leases:
         key: str,
         owner: str,
         body: bytes,
-        needs: CompileNeeds,
         *,
+        needs: CompileNeeds,
         finish: bool,
-        mode: Literal["queue", "ask", "take"],
+        mode: Literal["queue", "take"],
     ) -> list[bytes]:
         keys, settings = self._keys, self._settings
         answer: list[bytes] = await self._scripts.acquire(
             keys=keys.compile_keys(key),
             args=[
-                *self._renewal(key, owner, body, needs, finish=finish),
+                *self._renewal(key, owner, body, needs),
+                int(finish),
                 mode,
                 COMPILES_WAIT,
                 settings.max_queued,
@@ -187,12 +163,12 @@ class Leases:
         )
         return answer
 
-    async def renew(self, lease: Lease, *, finish: bool) -> tuple[LeaseRenewal, Lease]:
+    async def renew(self, lease: Lease) -> tuple[LeaseRenewal, Lease]:
         """What became of the lease, and the lease to go on with: a "retaken" one has a new fence."""
         with reserved_for_leases():
-            answer = await self._renew(lease, b"", finish=finish)
+            answer = await self._renew(lease, b"")
             if answer == [b"body"]:
-                answer = await self._renew(lease, lease.body, finish=finish)
+                answer = await self._renew(lease, lease.body)
         match answer:
             case [b"lost"]:
                 return "lost", lease
@@ -203,20 +179,18 @@ class Leases:
             return "retaken", lease
         return ("held" if answer[2] else "abandoned"), lease
 
-    async def _renew(self, lease: Lease, body: bytes, *, finish: bool) -> list[bytes]:
+    async def _renew(self, lease: Lease, body: bytes) -> list[bytes]:
         answer: list[bytes] = await self._scripts.renew(
             keys=self._keys.compile_keys(lease.key),
-            args=self._renewal(lease.key, lease.owner, body, lease.needs, finish=finish),
+            args=self._renewal(lease.key, lease.owner, body, lease.needs),
         )
         return answer
 
-    def _renewal(
-        self, key: str, owner: str, body: bytes, needs: CompileNeeds, *, finish: bool
-    ) -> list[str | bytes | int]:
+    def _renewal(self, key: str, owner: str, body: bytes, needs: CompileNeeds) -> list[str | bytes | int]:
         """The arguments with which renew.lua and acquire.lua begin. body: empty until they ask for it."""
         times = self._lease_ms, self._ttl_ms
         what = msgspec.msgpack.encode(needs)
-        return [key, owner, *times, self._keys.wake, self._abandon_ms, body, int(finish), what]
+        return [key, owner, *times, self._keys.wake, self._abandon_ms, body, what]
 
     async def progress(self, lease: Lease, stage: compiles.Stage, detail: str) -> bool:
         """Appends an event; false when the lease is not ours any more."""

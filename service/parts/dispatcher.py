@@ -53,6 +53,7 @@ class DispatcherTenant(TenantParts):
             shared.metrics,
             shared.tracer,
         )
+        begin = partial(dispatcher.intake.begin, namespace)
         followers = Followers(self.events, notifications, settings)
         self.tuning_controller = JobController(
             self.tuning_jobs,
@@ -61,12 +62,12 @@ class DispatcherTenant(TenantParts):
                 TuningJobParts(
                     jobs=self.tuning_jobs,
                     queue=self.searches,
-                    flights=self.flights,
+                    begin=partial(begin, patient=True),
+                    listening=self.flights.listening,
                     followers=followers,
                     cache=self.cache,
                     tunings=self.tunings,
                     admission=shared.admission,
-                    pool=pool,
                 ),
             ),
             notifications,
@@ -82,7 +83,12 @@ class DispatcherTenant(TenantParts):
                     store=self.training_files,
                     pool=pool,
                     compiler=TrainingGraphCompiler(
-                        self.cache, self.flights, followers, shared.admission, self.saved_requests
+                        self.cache,
+                        partial(begin, patient=False),
+                        followers,
+                        shared.admission,
+                        self.saved_requests,
+                        settings.compile_deadline_seconds,
                     ),
                     tokens=shared.tokens,
                     keyring=shared.keyring,
@@ -112,8 +118,6 @@ class DispatcherParts:
             self._promised,
             gone_seconds=_CLUSTER_GONE_LEASES * shared.settings.lease_seconds,
         )
-        self.tenants = Tenants(shared.namespaces, lambda namespace: DispatcherTenant(self, namespace))
-        self.open_jobs = OpenJobs(shared.redis, shared.keys)
         self.intake = CompileIntake(
             self.id,
             shared.pending,
@@ -124,6 +128,8 @@ class DispatcherParts:
             shared.installation.problem,
             poll_seconds=shared.settings.lease_seconds / 3,
         )
+        self.tenants = Tenants(shared.namespaces, lambda namespace: DispatcherTenant(self, namespace))
+        self.open_jobs = OpenJobs(shared.redis, shared.keys)
 
     def info(self) -> DispatcherInfo:
         """What gateways are to know of it."""

@@ -17,14 +17,14 @@ import structlog
 from ....compiler.api.training.events import JobNote, TrainEvent
 from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import CapturedGraphs, TrainOrder
-from ....compiler.errors import Overloaded, OverQuota, RelayError, Unavailable
+from ....compiler.errors import CompileTimeout, Overloaded, OverQuota, RelayError, Unavailable
 from ....workers.pool import WorkerLost, WorkerPool
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
 from ...base.async_tasks import end, run_together
 from ...cache.artifact_cache import ArtifactCache
-from ...compile.flights import Flights
 from ...compile.followers import Followers
+from ...compile.intake import BeginCompile
 from ...storage.redis.retry import retry_while_down
 from .progress import TrainingJobProgress
 
@@ -48,10 +48,12 @@ class TrainingGraphCompiler:
     """Compiles the graphs of one namespace's training jobs."""
 
     cache: ArtifactCache
-    flights: Flights
+    begin: BeginCompile
     followers: Followers
     admission: Admission
     saved_requests: SavedRequests
+    seconds: float
+    """How long a graph may wait for a worker that nobody else wants."""
 
     async def compile(self, bodies: Sequence[bytes], *, source: bool, on_compiled: OnCompiled) -> None:
         """Compile the graphs that the cache lacks. Raises what `on_compiled` raises."""
@@ -84,7 +86,10 @@ class TrainingGraphCompiler:
                     f"the token that started the job may not send source: the Triton kernel {request.kernels[0]!r}"
                 )
             try:
-                answer = await retry_while_down(lambda: self.flights.ask(request, body, finish=False))
+                async with asyncio.timeout(self.seconds):
+                    answer = await retry_while_down(lambda: self.begin(request, body))
+            except TimeoutError:
+                raise CompileTimeout(f"no worker was free within {self.seconds:g} s") from None
             except (Overloaded, OverQuota) as error:
                 pause = error.retry_after or 5
                 if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:

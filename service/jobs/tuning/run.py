@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import msgspec
@@ -30,14 +31,14 @@ from ....compiler.artifact import manifest as artifact_manifest
 from ....compiler.errors import CompileFailed, Overloaded, OverQuota, RelayError
 from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry, parse_problem_text
-from ....workers.pool import WorkerPool
 from ...admission.admit import Admission
 from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import run_together
 from ...cache.artifact_cache import ArtifactCache
 from ...cache.found_artifact import FoundArtifact
-from ...compile.flights import Flights
 from ...compile.followers import Followers
+from ...compile.intake import BeginCompile
+from ...compile.search.compile_queries import OnQuery
 from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
 from ...compile.search.task import SearchState, SearchTarget, SearchTask
@@ -62,12 +63,12 @@ class TuningJobParts:
 
     jobs: TuningJobs
     queue: SearchQueue
-    flights: Flights
+    begin: BeginCompile
+    listening: Callable[[str, OnQuery], AbstractContextManager[None]]
     followers: Followers
     cache: ArtifactCache
     tunings: TuningDatabase
     admission: Admission
-    pool: WorkerPool
 
 
 class TuningJobRun(JobRun):
@@ -216,7 +217,7 @@ class TuningJobRun(JobRun):
         queries = _QueryLog(parts.queue)
         found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
         if found is None:
-            with parts.flights.listening(request.key, queries):
+            with parts.listening(request.key, queries):
                 found = await self._compiled(n, request, body)
         manifest = await retry_while_down(lambda: parts.cache.manifest(found))
         entries = list(queries.entries.values())
@@ -258,12 +259,11 @@ class TuningJobRun(JobRun):
         return found
 
     async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> FoundArtifact:
-        """The artifact, compiled once a worker is idle. Raises the compile's error."""
+        """The artifact, compiled once a worker is idle that nobody else wants. Raises the compile's error."""
         parts = self._parts
         while True:
-            await self._wait_for_idle_worker(request)
             try:
-                answer = await retry_while_down(lambda: parts.flights.ask(request, body, finish=False))
+                answer = await retry_while_down(lambda: parts.begin(request, body))
             except (Overloaded, OverQuota) as error:
                 await self._record_quietly(self._progress_of(n, "waiting", error.message))
                 await asyncio.sleep(max(1.0, min(error.retry_after or 5, _MOST_PAUSE_SECONDS)))
@@ -274,16 +274,6 @@ class TuningJobRun(JobRun):
             found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
             if found is not None:
                 return found
-
-    async def _wait_for_idle_worker(self, request: CompileRequest) -> None:
-        """Other compiles go first."""
-        pause = 0.1
-        while not any(
-            (w.toolchain, w.target, w.state) == (request.toolchain, request.target, "idle")
-            for w in self._parts.pool.workers()
-        ):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
     async def _on_compile_progress(self, n: int, progress: compiles.CompileProgress) -> None:
         if progress.stage == "autotune" and progress.detail:

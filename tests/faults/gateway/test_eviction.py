@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from request_parts import manifest_of
-from service_parts import NEEDS, TOKEN, RedisServer
+from service_parts import NEEDS, TOKEN, RedisServer, queue_and_take
 from torchrelay.compiler.artifact import container
 from torchrelay.service.access.quotas import QuotaChange
 from torchrelay.service.access.tokens import OWNER_ID, Grant
@@ -67,7 +67,7 @@ def signed(gateway: GatewayParts, namespace: str, key: str, size: int) -> bytes:
 
 async def compile_one(tenant: GatewayTenant, key: str, data: bytes) -> bool:
     """Whether it was there to be compiled."""
-    granted = await tenant.leases.ask(key, b"body", NEEDS, finish=True)
+    granted = await queue_and_take(tenant.leases, key, b"body", NEEDS)
     if not isinstance(granted, Lease):
         return False
     offer = Offer(key, hashlib.sha256(data).hexdigest(), data, 1.0, {})

@@ -34,7 +34,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from request_parts import manifest_of
-from service_parts import NEEDS, TOKEN, RedisServer
+from service_parts import NEEDS, TOKEN, RedisServer, queue_and_take
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.service.base.settings import ServiceSettings
@@ -220,7 +220,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=holders, key=a_key)
     def ask(self, key: str) -> Any:
-        answer = self.do(self.leases.ask(key, b"body", NEEDS, finish=True))
+        answer = self.do(queue_and_take(self.leases, key, b"body", NEEDS))
         if key in self.offered:
             assert answer == "hit"
         elif key in self.lease:
@@ -253,7 +253,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(holder=holders)
     def renew(self, holder: Holder) -> None:
         before, key = holder.granted, holder.key
-        verdict, holder.granted = self.do(self.leases.renew(holder.granted, finish=True))
+        verdict, holder.granted = self.do(self.leases.renew(holder.granted))
         if key in self.lease:
             ours = self.lease[key].startswith(f"{before.owner}:")
             assert verdict == ("held" if ours else "lost")
@@ -302,7 +302,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(key=a_key, content=a_content)
     def compile(self, key: str, content: tuple[str, int]) -> None:
         """The way things go mostly, so that the cache fills."""
-        answer = self.do(self.leases.ask(key, b"body", NEEDS, finish=True))
+        answer = self.do(queue_and_take(self.leases, key, b"body", NEEDS))
         assert isinstance(answer, Lease) is (key not in self.lease and key not in self.offered)
         if isinstance(answer, Lease):
             self.publish(self._granted(answer), content)

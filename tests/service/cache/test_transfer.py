@@ -24,6 +24,7 @@ from service_parts import (
     follow,
     graph,
     post,
+    queue_and_take,
     wait_until,
 )
 from torchrelay.compiler.artifact import container
@@ -159,7 +160,7 @@ def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
     async def publish_twice() -> None:
         shared = SharedParts(gateway.settings)
         tenant = TenantParts(shared, "default")
-        granted = await tenant.leases.ask("a" * 64, b"body", NEEDS, finish=True)
+        granted = await queue_and_take(tenant.leases, "a" * 64, b"body", NEEDS)
         assert isinstance(granted, Lease)
         offer = Offer("a" * 64, hashlib.sha256(b"data").hexdigest(), b"data", 1.0, {})
         assert await tenant.cache.publish(granted.token, offer)

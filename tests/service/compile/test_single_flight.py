@@ -26,6 +26,7 @@ from service_parts import (
     follow,
     graph,
     post,
+    queue_and_take,
     wait_until,
 )
 from torchrelay.compiler.request import codec
@@ -196,9 +197,9 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         keys, scripts = Keys(configured.redis_prefix), Scripts(redis)
         leases = Leases(keys, scripts, configured)
         name = "ab" * 32
-        old = await leases.ask(name, b"body", NEEDS, finish=True)
+        old = await queue_and_take(leases, name, b"body", NEEDS)
         assert isinstance(old, Lease)
-        assert await leases.ask(name, b"body", NEEDS, finish=True) == "wait"
+        assert await queue_and_take(leases, name, b"body", NEEDS) == "wait"
         await asyncio.sleep(0.2)  # the holder stalls, its lease expires
         new = await leases.take(name, NEEDS)
         assert new is not None
@@ -215,9 +216,9 @@ def test_a_late_publish_under_an_old_fence_is_refused(
 
         assert await offer(old.token, "old") == [b"refused"]
         assert await leases.progress(old, "inductor", "") is False
-        assert (await leases.renew(old, finish=True))[0] == "lost"
+        assert (await leases.renew(old))[0] == "lost"
         await redis.delete(keys.lease(name))
-        renewal, again = await leases.renew(new, finish=True)
+        renewal, again = await leases.renew(new)
         assert renewal == "retaken"
         assert int(again.fence) > int(new.fence)
         assert await offer(new.token, "stale") == [b"refused"]
@@ -236,10 +237,11 @@ def test_a_takeover_whose_answer_was_lost_has_the_body_the_second_time(
         configured = ServiceSettings(**{**settings, "lease_seconds": 0.5})
         redis = connect(configured)
         leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
-        await leases.ask("ab" * 32, b"body", NEEDS, finish=True)
+        await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
         await asyncio.sleep(0.6)  # its lease expires
         answers = [
-            await leases._acquire("ab" * 32, "me", b"", NEEDS, finish=False, mode="take") for _ in range(2)
+            await leases._acquire("ab" * 32, "me", b"", needs=NEEDS, finish=False, mode="take")
+            for _ in range(2)
         ]
         assert answers[0][:3] == answers[1][:3]
         assert answers[0][2] == b"body"
@@ -270,10 +272,10 @@ def test_a_lease_taken_again_of_an_empty_redis_brings_the_body_back(
         redis = connect(configured)
         keys = Keys(configured.redis_prefix)
         leases = Leases(keys, Scripts(redis), configured)
-        lease = await leases.ask("ab" * 32, b"body", NEEDS, finish=True)
+        lease = await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
         assert isinstance(lease, Lease)
         await redis.flushall()
-        assert (await leases.renew(lease, finish=True))[0] == "retaken"
+        assert (await leases.renew(lease))[0] == "retaken"
         assert await redis.get(keys.request("ab" * 32)) == b"body"
         await redis.aclose()
 
@@ -285,9 +287,9 @@ def test_fences_rise_although_redis_forgot_them(settings: dict[str, Any], redis_
         configured = ServiceSettings(**settings)
         redis = connect(configured)
         leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
-        first = await leases.ask("ab" * 32, b"body", NEEDS, finish=True)
+        first = await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
         await redis.flushall()
-        second = await leases.ask("ab" * 32, b"body", NEEDS, finish=True)
+        second = await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
         assert isinstance(first, Lease)
         assert isinstance(second, Lease)
         assert int(second.fence) > int(first.fence)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import msgspec
@@ -37,7 +37,7 @@ from torchrelay.compiler.request import codec
 from torchrelay.compiler.request import schema as request_schema
 from torchrelay.compiler.tuning import queries
 from torchrelay.service.base.settings import ServiceSettings
-from torchrelay.service.compile.single_flight import CompileNeeds
+from torchrelay.service.compile.single_flight import CompileNeeds, Lease, Leases
 from torchrelay.service.gateway.server import create_server
 from torchrelay.service.local.dispatcher import create_dispatcher_app
 from torchrelay.workers.pool import SearchDevice
@@ -58,6 +58,15 @@ def graph(
     body += [request_schema.Node("output", "", [request_schema.TupleArg([request_schema.Ref(nodes)])])]
     tensor = request_schema.TensorInput([size], [1], "float32", "cpu", requires_grad=False)
     return codec.pack_request(request_of(body, [tensor], schema=schema))
+
+
+async def queue_and_take(
+    leases: Leases, key: str, body: bytes, needs: CompileNeeds
+) -> Lease | Literal["hit", "wait"]:
+    """As a dispatcher has a job's graph compiled."""
+    if await leases.queue(key, body, needs, finish=True) == "hit":
+        return "hit"
+    return await leases.take(key, needs) or "wait"
 
 
 class ArtifactPool:

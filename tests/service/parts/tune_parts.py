@@ -116,6 +116,9 @@ class SearchingPool(ArtifactPool):
         self.others: list[schema.Target] = []
         """Of further workers, which do nothing."""
 
+    def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
+        return 0 if self.state == "busy" else super().room(toolchain, target)
+
     def workers(self) -> list[compiles.WorkerInfo]:
         names = [] if self.gone else list(self.searchers.up)
         told = [

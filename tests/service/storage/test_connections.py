@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from service_parts import NEEDS, RedisServer
+from service_parts import NEEDS, RedisServer, queue_and_take
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.storage.redis.connections import connect
@@ -83,14 +83,14 @@ def test_a_lease_is_kept_although_requests_have_all_connections(
         configured = ServiceSettings(**{**settings, "redis_timeout_seconds": 0.2, "lease_seconds": 60.0})
         redis = connect(configured)
         leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
-        granted = await leases.ask("ab" * 32, b"body", NEEDS, finish=True)
+        granted = await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
         assert isinstance(granted, Lease)
         held = []
         with pytest.raises(RedisConnectionError, match="No connection available"):
             while True:
                 held.append(await redis.connection_pool.get_connection())
         for _ in range(100):
-            renewal, granted = await leases.renew(granted, finish=True)
+            renewal, granted = await leases.renew(granted)
             assert renewal == "held"
         for connection in held:
             await redis.connection_pool.release(connection)

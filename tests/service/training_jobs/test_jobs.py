@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 import pytest
 from redis import Redis
-from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, wait_until
+from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, post, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import NumberedEvent, RankStarted
 from torchrelay.compiler.errors import CompileFailed, Unavailable
@@ -445,3 +445,16 @@ def test_news_of_every_kind_pass_json() -> None:
     for number, event in enumerate(story(0), 1):
         news = NumberedEvent(number, event)
         assert decoding.from_json(msgspec.json.encode(news), type=NumberedEvent) == news
+
+
+def test_a_persons_compile_goes_before_a_jobs_graphs_that_wait(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.idle, pool.seconds = 1, 0.5
+    pool.captured = [graph(24 + 8 * n) for n in range(6)]
+    job = begun(http)
+    wait_until(lambda: len(pool.calls) == 1, seconds=20)
+    person = post(http, graph(7)).json()["key"]
+    assert ended(http, job)["compiles"]["compiled"] == 6
+    assert pool.calls.index(person) == 1
+    assert len(pool.calls) == 7

@@ -458,18 +458,18 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As up to Python 3.11 asyncio.wait_for loses one that comes with Redis' answer."""
-    lost, room = [], run.TuningJobRun._wait_for_idle_worker
+    lost, compiled_for_job = [], run.TuningJobRun._compiled
 
-    async def loses_one_cancellation(drive: Any, *arguments: Any) -> None:
+    async def loses_one_cancellation(drive: Any, *arguments: Any) -> Any:
         try:
-            await room(drive, *arguments)
+            return await compiled_for_job(drive, *arguments)
         except asyncio.CancelledError:
             if lost:
                 raise
             lost.append(True)
-            await room(drive, *arguments)
+            return await compiled_for_job(drive, *arguments)
 
-    monkeypatch.setattr(run.TuningJobRun, "_wait_for_idle_worker", loses_one_cancellation)
+    monkeypatch.setattr(run.TuningJobRun, "_compiled", loses_one_cancellation)
     body = graph(24)
     compiled(http, body)
     pool.state = "busy"

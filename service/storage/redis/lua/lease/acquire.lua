@@ -1,22 +1,22 @@
--- Answer a request for a key that is not cached: queue its compile, take the lease, join its holder, or refuse. Who asks
--- without the body is told if it is needed; then only the time of that is noted.
--- KEYS: Keys.compile_keys. mode: 'queue': for any dispatcher; 'ask': take the lease; 'take': take the lease of a compile
--- that is queued, or whose holder died. what: which workers it needs, for dispatchers. most_compiles,
+-- Answer a request for a key that is not cached: queue its compile, join its holder, or refuse; or take its lease. Who
+-- asks without the body is told if it is needed; then only the time of that is noted.
+-- KEYS: Keys.compile_keys. mode: 'queue': for any dispatcher; 'take': take the lease of a compile that is queued, or
+-- whose holder died. what: which workers it needs, for dispatchers. most_compiles,
 -- most_seconds: limits of a namespace without its own quota (0: no limit). trace: the caller's span.
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
---         {'lease', fence, body if mode is 'take', how often it was taken, ms since it was queued, wanted 1 or 0,
+--         {'lease', fence, body, how often it was taken, ms since it was queued, wanted 1 or 0,
 --          trace of whoever asked first},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
 local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, changed
   = unpack(KEYS)
-local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, finish, what, mode = unpack(ARGV)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what, finish, mode = unpack(ARGV)
 local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace = unpack(ARGV, 11)
 check_arguments(17)
 lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
 most_queued = comparable(most_queued)
 most_compiles, most_seconds = comparable(most_compiles), comparable(most_seconds)
-local asking = mode ~= 'take'
+local asking = mode == 'queue'
 
 local SENDING_MS = 500 -- who has not sent the body by then has gone away
 
@@ -52,7 +52,7 @@ local held = redis.call('GET', lease)
 if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
   if holder == owner then -- the same call again, after a lost answer
-    return {'lease', held_fence, asking and '' or redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or ''}
+    return {'lease', held_fence, redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or ''}
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -79,7 +79,7 @@ if not asking then
     redis.call('ZREM', active, key)
     return {'gone'}
   end
-elseif mode == 'queue' and running and redis.call('ZSCORE', pending, lease) and redis.call('EXISTS', request) == 1 then
+elseif running and redis.call('ZSCORE', pending, lease) and redis.call('EXISTS', request) == 1 then
   redis.call('HINCRBY', run, 'joins', 1)
   want()
   count('coalesced')
@@ -126,14 +126,12 @@ end
 
 if body == '' then
   -- of those who queue at one time one sends the body; the others ask again, and soon find the compile queued
-  if mode == 'queue' then
-    local sending = redis.call('HGET', run, 'sending')
-    if sending and now - number_or(0, sending) < SENDING_MS then
-      return {'later'}
-    end
-    redis.call('HSET', run, 'sending', integer(now))
-    redis.call('PEXPIRE', run, ttl_ms)
+  local sending = redis.call('HGET', run, 'sending')
+  if sending and now - number_or(0, sending) < SENDING_MS then
+    return {'later'}
   end
+  redis.call('HSET', run, 'sending', integer(now))
+  redis.call('PEXPIRE', run, ttl_ms)
   return {'body'}
 end
 local wanted = 1
@@ -151,7 +149,7 @@ local function report(detail)
   add_event(events, run, ttl_ms, 'queued', detail, '')
   redis.call('PUBLISH', wake, key)
 end
-if mode == 'queue' then
+if asking then
   redis.call('PEXPIRE', run, ttl_ms)
   redis.call('ZADD', active, integer(now + ttl_ms), key)
   redis.call('ZADD', pending, integer(now), lease)
@@ -166,9 +164,8 @@ redis.call('ZADD', active, integer(now + lease_ms), key)
 redis.call('ZADD', pending, integer(now + lease_ms), lease)
 local times = redis.call('HINCRBY', run, 'leases', 1)
 redis.call('PEXPIRE', run, ttl_ms)
-if times > 1 or asking then
-  report(times > 1 and 'taken over from a holder that died' or '')
+if times > 1 then
+  report('taken over from a holder that died')
 end
-count('misses')
 local waited = now - number_or(now, redis.call('HGET', run, 'started'))
-return {'lease', number, asking and '' or body, times, waited, wanted, redis.call('HGET', run, 'trace') or ''}
+return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or ''}
