@@ -11,7 +11,14 @@ import httpx2
 import msgspec
 
 from ...compiler import decoding
-from ...compiler.api.training.events import LogLines, NumberedEvent, StepMetrics, TrainEvent, read_events
+from ...compiler.api.training.events import (
+    AFTER_HEADER,
+    LogLines,
+    NumberedEvent,
+    StepMetrics,
+    TrainEvent,
+    read_events,
+)
 from ...compiler.api.training.jobs import (
     TRAIN_ENDED,
     PackageStored,
@@ -23,6 +30,7 @@ from ...compiler.api.training.jobs import (
 )
 from ...compiler.errors import RelayError, SchemaMismatch
 from .connection import decode
+from .deadline import Deadline
 from .event_stream import follow_events
 from .http_api import SLOW_SECONDS, HttpApi, find_job, with_query
 
@@ -101,17 +109,19 @@ class TrainingJobsClient(HttpApi):
         return (numbered.event for numbered in self._numbered(f"/v1/trains/{job}/history", 0))
 
     def _numbered(self, path: str, after: int) -> Iterator[NumberedEvent]:
-        """Pages of events as lines of JSON, until one is empty."""
+        """Pages of events as lines of JSON, until nothing follows. One may be empty before, where other ranks' are."""
         while True:
-            page = with_query(path, f"after={after}&limit={_PAGE}")
-            body = self._send("GET", page, seconds=SLOW_SECONDS, limit=_PAGE_BYTES)
-            lines = [line for line in body.split(b"\n") if line.strip()]
-            for line in lines:
+            page = self._scoped(with_query(path, f"after={after}&limit={_PAGE}"))
+            answer = self._connection.request("GET", page, Deadline(SLOW_SECONDS), limit=_PAGE_BYTES)
+            told = answer.headers.get(AFTER_HEADER, "")
+            following = int(told) if told.isdecimal() else after
+            for line in filter(bytes.strip, answer.body.split(b"\n")):
                 for numbered in _decode_events(b"[" + line + b"]"):
-                    after = max(after, numbered.number)
+                    following = max(following, numbered.number)
                     yield numbered
-            if not lines:
+            if following == after:
                 return
+            after = following
 
     # --- files ---------------------------------------------------------------------------------------------
 

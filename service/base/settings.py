@@ -192,8 +192,8 @@ class ServiceSettings(BaseSettings):
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
     """A compile requested with `finish=0` is cancelled when no client has waited for this long."""
-    publish_retry_seconds: Seconds = 120
-    """How long a finished artifact waits for Redis or the blob store to come back."""
+    publish_retry_seconds: Seconds = 180
+    """How long a finished artifact waits for the signer, and then for Redis or the blob store, to come back."""
     keepalive_seconds: Seconds = 5
     """Silence on an event stream after which a comment is sent."""
     progress_ttl_seconds: Seconds = 3600

@@ -296,7 +296,7 @@ class ArtifactCache:
         check. Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
         """
         try:
-            key, signed = await asyncio.to_thread(self._countersigned, data)
+            key, signed = await self._keyring.in_thread(self._countersigned, data)
             offer = await make_offer(key, signed, {})  # nobody signed the components
         except (ArtifactError, SignatureError) as error:
             raise MalformedRequest(
@@ -316,7 +316,9 @@ class ArtifactCache:
         if standing is not None:
             return "same" if shared.same_program(await self.manifest(standing), upload) else "taken"
         packed = await asyncio.to_thread(shared.pack, upload, key, by.id)
-        data = await asyncio.to_thread(self._keyring.sign, packed, key=key, namespace=self._keys.namespace)
+        data = await self._keyring.in_thread(
+            self._keyring.sign, packed, key=key, namespace=self._keys.namespace
+        )
         offer = await make_offer(key, data, {})
         event = _audit_event("program_stored", offer, name=by.name, token=by.id)
         return "stored" if await self._put(_IMPORT, offer, event) else "taken"

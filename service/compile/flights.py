@@ -26,6 +26,7 @@ from ...compiler.errors import (
     CompileTimeout,
     ForbiddenTarget,
     NoWorker,
+    Overloaded,
     RelayError,
     SchemaMismatch,
     ServiceError,
@@ -44,6 +45,7 @@ from ..base.metrics import GatewayMetrics
 from ..base.settings import ServiceSettings
 from ..base.tracing import Stages, Tracer, TraceSpan, current_trace
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
+from ..signing.remote import SignerDown
 from ..signing.trusted_keys import TrustedKeys
 from ..storage.outages import BlobStoreDown
 from ..storage.redis.retry import REDIS_OUTAGES, redis_errors_logged, retry_while_down, write_refusal
@@ -282,10 +284,9 @@ class Flights:
         finally:
             stages.end()
         await self._report_progress(flight, "publish", "")
+        flight.made = True
         with self._tracer.span("sign"):
-            signed = await asyncio.to_thread(
-                self._keyring.sign, data, key=request.key, namespace=self._namespace
-            )
+            signed = await self._sign(flight, request.key, data)
         offer = await make_offer(request.key, signed, request.components)
         with self._tracer.span("publish"):
             published = await self._publish(flight, offer)
@@ -326,7 +327,9 @@ class Flights:
             if flight.working is not None:
                 flight.worked = time.monotonic() - flight.working
             await steps.put(None)
-            await reporter
+            await asyncio.wait({reporter})  # an error of it does not take the artifact's place
+            if not reporter.cancelled() and (broke := reporter.exception()) is not None:
+                log.error("progress_not_reported", key=request.key, exc_info=broke)
 
     async def _compile_on_worker(
         self, request: CompileRequest, until: float, on_progress: Callable[[compiles.Stage, str], None]
@@ -364,13 +367,31 @@ class Flights:
         with redis_errors_logged("progress_lost", key=flight.lease.key, stage=stage):
             await self._leases.progress(flight.lease, stage, detail)
 
+    async def _sign(self, flight: Flight, key: str, data: bytes) -> bytes:
+        """Signed, however long the signer is away, up to `publish_retry_seconds`; the lease is renewed meanwhile."""
+
+        async def sign() -> bytes:
+            try:
+                return await self._keyring.in_thread(
+                    self._keyring.sign, data, key=key, namespace=self._namespace
+                )
+            except SignerDown as error:
+                await self._report_progress(flight, "publish", error.message)
+                raise
+
+        return await retry_while_down(
+            sign,
+            seconds=self._settings.publish_retry_seconds,
+            longest_pause=_LONGEST_PAUSE_SECONDS,
+            errors=(SignerDown, Overloaded),
+        )
+
     async def _publish(self, flight: Flight, offer: Offer) -> bool:
         """Publishes, and tries again while Redis or the blob store is down; the lease is renewed meanwhile. False:
         another artifact or lease stands.
 
         Raises the error of the last try after `publish_retry_seconds`; clients then get a failed event.
         """
-        flight.made = True
         until = time.monotonic() + self._settings.publish_retry_seconds
 
         async def publish() -> bool:

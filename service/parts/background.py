@@ -224,7 +224,8 @@ async def _remove_old_folders(dispatcher: DispatcherParts) -> None:
     settings = dispatcher.shared.settings
     if not settings.train_keep_bytes:
         with suppress(OSError):  # no job has had a folder yet
-            if (share := retention.free_share(Path(settings.train_location))) < _LITTLE_FREE:
+            share = await asyncio.to_thread(retention.free_share, Path(settings.train_location))
+            if share < _LITTLE_FREE:
                 log.warning(
                     "train_disk_nearly_full", folder=settings.train_location, free=f"{share:.0%}", hint=_HINT
                 )

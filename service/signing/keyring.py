@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,8 @@ _RING = "ring.json"
 _LOCK = ".lock"
 _CHECK_SECONDS = 1.0
 """How often to check for another gateway's changes."""
+_WAIT_SECONDS = 0.05
+"""How long a caller waits for such a check, which may be on the event loop: the folder may be on a disk that hangs."""
 
 
 log = structlog.get_logger(__name__)
@@ -73,6 +76,8 @@ class Keyring(TrustedKeys):
                 self._write(Ring(serial=1, epoch=0, changed=int(clock()), keys=[self._new_key()], revoked=[]))
         self._loaded = self._open(self._load())
         self._next_check = time.monotonic() + _CHECK_SECONDS
+        self._check: threading.Thread | None = None
+        """The last check, until the next one is begun."""
 
     def signed_head(self, data: ArtifactFile, *, key: str, namespace: str, origin: str = "") -> bytes:
         signature = self.signature(data, key=key, namespace=namespace, origin=origin)
@@ -125,7 +130,7 @@ class Keyring(TrustedKeys):
         return self.ring
 
     def close(self) -> None:
-        return
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _new_key(self) -> ListedKey:
         public = self._store.make().public_key()
@@ -140,16 +145,28 @@ class Keyring(TrustedKeys):
         write_private(self.folder / _RING, msgspec.json.format(msgspec.json.encode(ring)) + b"\n")
 
     def _current(self) -> _OpenRing:
-        """The loaded ring, after a check of the folder if the last one was a while ago."""
+        """The loaded ring, after a check of the folder if the last one was a while ago and the folder answers."""
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_SECONDS
-            try:
-                ring = self._load()
-                if ring.serial > self._loaded.ring.serial:
-                    self._loaded = self._open(ring)
-            except (RelayError, OSError) as error:  # it goes on with what it has
-                log.error("keys_not_read", folder=str(self.folder), error=str(error))
+            if self._check is not None and self._check.is_alive():
+                if self.reachable:
+                    log.error("keys_not_read", folder=str(self.folder), error="the folder does not answer")
+                self.reachable = False
+            else:
+                self._check = threading.Thread(target=self._look, name="check the keys", daemon=True)
+                self._check.start()
+                self._check.join(_WAIT_SECONDS)
         return self._loaded
+
+    def _look(self) -> None:
+        try:
+            ring = self._load()
+            if ring.serial > self._loaded.ring.serial:
+                self._loaded = self._open(ring)
+        except (RelayError, OSError) as error:  # it goes on with what it has
+            log.error("keys_not_read", folder=str(self.folder), error=str(error))
+        else:
+            self.reachable = True
 
     def _open(self, ring: Ring) -> _OpenRing:
         signers = {listed.id: self._key(listed.id) for listed in ring.keys}

@@ -10,6 +10,9 @@ from .keyring import Keyring
 from .remote import RemoteKeyring
 from .trusted_keys import TrustedKeys
 
+_KNOWN = "signer_keys.json"
+"""In the state folder: the signer's last list of public keys."""
+
 
 def open_folder(settings: ServiceSettings) -> Keyring:
     """The keys that are this process's. Raises SettingsError, OSError, Unavailable."""
@@ -18,7 +21,8 @@ def open_folder(settings: ServiceSettings) -> Keyring:
 
 
 def open_keyring(settings: ServiceSettings) -> TrustedKeys:
-    """Raises SettingsError, OSError; Unavailable if there is a signer to be asked, and it does not answer."""
+    """Raises SettingsError, OSError; Unavailable if there is a signer to be asked that does not answer, and whose keys
+    were never known here."""
     if not settings.signer_url:
         return open_folder(settings)
     token = settings.signer_admin_token or settings.signer_token
@@ -30,7 +34,12 @@ def open_keyring(settings: ServiceSettings) -> TrustedKeys:
     for name in ("keys_dir", "trusted_public_keys", "pkcs11_module"):
         if getattr(settings, name):
             raise SettingsError(f"{name} is a setting of the signer", hint="Set it there, and not here")
-    return RemoteKeyring(settings.signer_url, token.get_secret_value(), ca_file=settings.signer_ca_file)
+    return RemoteKeyring(
+        settings.signer_url,
+        token.get_secret_value(),
+        ca_file=settings.signer_ca_file,
+        known=settings.state_dir / _KNOWN,
+    )
 
 
 def _device(settings: ServiceSettings) -> KeyStore | None:

@@ -7,6 +7,7 @@ as it was last known.
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 import time
@@ -39,6 +40,7 @@ from ...compiler.errors import (
 from ...compiler.request import codec
 from ..base.http_bodies import ErrorReply
 from ..base.tracing import trace_header
+from ..storage.private_files import write_private
 from .key_files import read_trusted_keys
 from .messages import Revocation, RingReply, Rotation
 from .trusted_keys import LoadedRing, Ring, TrustedKeys, ring_of
@@ -72,19 +74,31 @@ class RemoteKeyring(TrustedKeys):
         token: str,
         *,
         ca_file: Path | None = None,
+        known: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`url`: http://, https:// or unix:///path. `ca_file`: certificate authorities, PEM; default the system's.
-        Waits some seconds for the signer to answer. Raises SettingsError, Unavailable."""
+        `known`: a file of this user's, where the last list of keys is stored; while the signer is away, this starts
+        with that. Without one it waits some seconds for the signer. Raises SettingsError, Unavailable."""
         super().__init__(clock)
         self._url = url
         self._http = _client(url, token, ca_file)
         self._lock = threading.Lock()
         """Of whoever replaces `_loaded`."""
         self._ended = threading.Event()
+        self._known = known
+        stored = self._stored()
+        patience = _PATIENCE_SECONDS if stored is None else 0.0
         try:
-            reply = self._ask("GET", "/v1/ring", RingReply, patience=_PATIENCE_SECONDS, timeout=_RING_TIMEOUT)
+            reply = self._ask("GET", "/v1/ring", RingReply, patience=patience, timeout=_RING_TIMEOUT)
             self._loaded = _verified(reply, None)
+            self._store(reply)
+        except SignerDown as error:
+            if stored is None:
+                self._http.close()
+                raise
+            self._loaded, self.reachable = stored, False
+            log.error("signer_keys_not_read", signer=url, error=str(error), known=str(known))
         except SignatureError as error:
             self._http.close()
             raise Unavailable(f"the signer at {url} has no good list of keys: {error.message}") from None
@@ -97,6 +111,7 @@ class RemoteKeyring(TrustedKeys):
     def close(self) -> None:
         self._ended.set()
         self._refresher.join(1.0)  # a signer that is silent does not hold it up
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 
     def signed_head(self, data: ArtifactFile, *, key: str, namespace: str, origin: str = "") -> bytes:
@@ -153,10 +168,35 @@ class RemoteKeyring(TrustedKeys):
         """Takes over the list of keys that the signer answers. Raises as `_ask`; SignatureError for one that is not
         believed."""
         before = self._loaded
-        told = _verified(self._ask(method, path, RingReply, body, **options), before)
+        reply = self._ask(method, path, RingReply, body, **options)
+        told = _verified(reply, before)
         with self._lock:
-            if told.ring.serial >= self._loaded.ring.serial:  # else a later answer has come first
+            serial = self._loaded.ring.serial
+            if told.ring.serial >= serial:  # else a later answer has come first
                 self._loaded = told
+            if told.ring.serial > serial:
+                self._store(reply)
+
+    def _store(self, reply: RingReply) -> None:
+        if self._known is not None:
+            try:
+                write_private(self._known, codec.to_json(reply))
+            except OSError as error:
+                log.warning("signer_keys_not_stored", file=str(self._known), error=str(error))
+
+    def _stored(self) -> LoadedRing | None:
+        """What `_store` wrote; None if it cannot be used."""
+        if self._known is None:
+            return None
+        try:
+            if self._known.stat().st_uid != os.geteuid():
+                raise PermissionError(f"{self._known} is another user's")
+            return _verified(decoding.from_json(self._known.read_bytes(), type=RingReply), None)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, SignatureError) as error:
+            log.warning("signer_keys_not_usable", file=str(self._known), error=str(error))
+            return None
 
     def _ask(
         self,

@@ -107,7 +107,7 @@ class _Routes:
         with self._room(size if size <= limit else 0):  # one that is too large is not taken in
             data = await read_body(request, limit, seconds=self._limits.body_seconds)
             async with self._processors:
-                signature = await asyncio.to_thread(
+                signature = await self._keyring.in_thread(
                     self._keyring.signature,
                     data,
                     key=query.key,
@@ -146,7 +146,7 @@ class _Routes:
 
     async def _change(self, event: str, change: Callable[..., Ring], *arguments: Any) -> Response:
         try:
-            ring = await asyncio.to_thread(change, *arguments)
+            ring = await self._keyring.in_thread(change, *arguments)
         except OSError as error:
             raise Unavailable(
                 f"the folder of keys cannot be written: {error.strerror}",
@@ -156,7 +156,7 @@ class _Routes:
         return await self._told()
 
     async def _told(self) -> Response:
-        document = await asyncio.to_thread(self._keyring.document)  # it may read the folder
+        document = self._keyring.document()
         sites = self._keyring.import_trust().sites
         return _json(RingReply(document, [key_text(site) for site in sites.values()]))
 

@@ -5,9 +5,15 @@ keyring.py reads it from the folder of private keys, remote.py gets it from the 
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -56,6 +62,11 @@ class LoadedRing(Struct, frozen=True):
     sites: Mapping[str, Ed25519PublicKey]
 
 
+T = TypeVar("T")
+
+_THREADS = max(4, len(os.sched_getaffinity(0)))
+
+
 class TrustedKeys(ABC):
     """Signs artifacts, changes the keys, and says which signatures count. Safe for threads. What it says of trust it
     says at once, without waiting for anything."""
@@ -65,6 +76,14 @@ class TrustedKeys(ABC):
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sign")
+        """Its own, so that nothing but signing waits for a signer that is silent."""
+
+    async def in_thread(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Signs, or changes the keys, without stopping the event loop. `call`: a method of this object."""
+        context = contextvars.copy_context()
+        run = partial(context.run, call, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     @abstractmethod
     def _current(self) -> LoadedRing:

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 
 class SharedBytes:
@@ -31,6 +31,7 @@ class ByteCache:
         self._limit = limit
         self._recent: OrderedDict[str, SharedBytes] = OrderedDict()
         self._referred: WeakValueDictionary[str, SharedBytes] = WeakValueDictionary()
+        self._held = 0
 
     def get(
         self, digest: str, size: int, read: Callable[[], Coroutine[Any, Any, bytes]]
@@ -44,7 +45,10 @@ class ByteCache:
             if not self._make_room(size):
                 return None
             blob = SharedBytes(size, asyncio.create_task(read()))
-            blob._reading.add_done_callback(lambda reading: self._forget_failed(digest, reading))
+            self._held += size
+            release = finalize(blob, self._release, size)
+            release.atexit = False
+            blob._reading.add_done_callback(lambda reading: self._forget_failed(digest, reading, release))
             self._referred[digest] = blob
         self._recent[digest] = blob
         self._recent.move_to_end(digest)
@@ -60,7 +64,7 @@ class ByteCache:
     def _make_room(self, size: int) -> bool:
         if size > self._limit:
             return False
-        while self.size() + size > self._limit:
+        while self._held + size > self._limit:
             if not self._recent:
                 return False
             self._recent.popitem(last=False)
@@ -68,9 +72,15 @@ class ByteCache:
 
     def size(self) -> int:
         """Bytes that are held, or being read."""
-        return sum(blob.size for blob in self._referred.values())
+        return self._held
 
-    def _forget_failed(self, digest: str, reading: asyncio.Task[bytes]) -> None:
+    def _release(self, size: int) -> None:
+        self._held -= size
+
+    def _forget_failed(
+        self, digest: str, reading: asyncio.Task[bytes], release: Callable[[], object]
+    ) -> None:
         if reading.cancelled() or reading.exception() is not None:
             self._recent.pop(digest, None)
             self._referred.pop(digest, None)
+            release()

@@ -14,6 +14,10 @@ from msgspec import Struct
 
 from .jobs import TrainState
 
+AFTER_HEADER = "x-torchrelay-after"
+"""On a page of a job's metrics, logs or history: the number after which the next page begins; missing where nothing
+follows for now."""
+
 
 class StepMetrics(Struct, frozen=True, kw_only=True, tag="metrics"):
     """A rank's report of a step. Names with a meaning: loss, samples, tokens (of this step and rank), learning_rate,

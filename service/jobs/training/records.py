@@ -5,7 +5,8 @@ Long metrics and logs move to the blob store, the oldest first. Redis holds the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Literal, cast, get_args
 
 import msgspec
@@ -41,6 +42,8 @@ _LOG_BYTES = 8 << 10
 _CUT = "... (`torchrelay train logs` shows all lines)"
 ARCHIVE_ENTRIES = 2_000
 """Metrics or logs that move to the blob store together."""
+_SEGMENTS = 8
+"""Of these, how many one request looks at."""
 MOST_FILES = 1_000
 _ARCHIVE_BYTES = 256 << 20
 
@@ -193,19 +196,40 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
     def _event_id(self, entry: str) -> str:
         return str(_number(entry.encode()))
 
-    async def entries(self, job: str, what: Series, after: int, limit: int) -> list[NumberedEvent]:
-        """At most `limit` entries past number `after`. Raises NotFound, Unavailable."""
+    async def entries(
+        self,
+        job: str,
+        what: Series,
+        after: int,
+        limit: int,
+        *,
+        rank: int,
+        gone: Callable[[], Awaitable[bool]],
+    ) -> tuple[list[NumberedEvent], int | None]:
+        """At most `limit` entries past number `after`, of logs those of `rank` alone unless it is -1; and the number
+        from which to go on, None where nothing follows for now. One call looks at _SEGMENTS segments, however few
+        entries are that rank's, and at none once `gone` says so. Raises NotFound, Unavailable."""
         await self.job(job)
         # Redis first: entries that move meanwhile are found in a segment
-        recent = await self._recent(job, what, after, limit)
+        recent = await self._recent_data(job, what, after, max(limit, ARCHIVE_ENTRIES))
         found: list[NumberedEvent] = []
-        for first, last in sorted(await self._segments(job, what)):
-            if last > after and len(found) < limit:
-                found += [
-                    each for each in await self._read_segment(job, what, first, last) if each.number > after
-                ]
-        newest = found[-1].number if found else after
-        return (found + [each for each in recent if each.number > newest])[:limit]
+        segments = [each for each in sorted(await self._segments(job, what)) if each[1] > after]
+        for first, last in segments[:_SEGMENTS]:
+            if await gone():
+                return [], None
+            data = await self._store.segment(job, what, first, last)
+            if data is not None:
+                found += await asyncio.to_thread(_of_segment, data, after, rank)
+            if len(found) >= limit:
+                return found[:limit], found[limit - 1].number
+            after = last
+        if len(segments) > _SEGMENTS:
+            return found, after
+        found += await asyncio.to_thread(_of_stream, recent, after, rank)
+        if len(found) > limit:
+            return found[:limit], found[limit - 1].number
+        newest = _number(recent[-1][0]) if recent else after
+        return found, (newest if newest > after else None)
 
     async def archive(self, job: str, owner: str, *, everything: bool = False) -> None:
         """Move series that have grown long, or all entries, to the blob store. Nothing happens where `owner` does not
@@ -227,24 +251,20 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
                     return
 
     async def _recent(self, job: str, what: Series, after: int, count: int) -> list[NumberedEvent]:
-        found = await self._redis.xrange(
+        return _of_stream(await self._recent_data(job, what, after, count), after, -1)
+
+    async def _recent_data(
+        self, job: str, what: Series, after: int, count: int
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found: list[tuple[bytes, dict[bytes, bytes]]] = await self._redis.xrange(
             self._keys.part(job, what), min=f"({after}-0" if after else "-", count=count
         )
-        return [
-            NumberedEvent(_number(name), read_event(fields[b"data"], decoding.from_json))
-            for name, fields in found
-        ]
+        return found
 
     async def _segments(self, job: str, what: Series) -> list[tuple[int, int]]:
         found = await self._redis.hgetall(self._keys.part(job, "shelves"))
         names = [(name.decode().partition(":"), int(last)) for name, last in found.items()]
         return [(int(first), last) for (kind, _, first), last in names if kind == what]
-
-    async def _read_segment(self, job: str, what: Series, first: int, last: int) -> list[NumberedEvent]:
-        data = await self._store.segment(job, what, first, last)
-        if data is None:
-            return []
-        return read_events(codec.decompress(data, _ARCHIVE_BYTES), decoding.from_json)
 
     # --- files ---------------------------------------------------------------------------------------------
 
@@ -323,6 +343,29 @@ def _series_of(event: TrainEvent) -> Series:
         case LogLines():
             return "logs"
     return "history"
+
+
+def _of_segment(data: bytes, after: int, rank: int) -> list[NumberedEvent]:
+    """What is past number `after`, of logs those of `rank` alone unless it is -1."""
+    return _selected(read_events(codec.decompress(data, _ARCHIVE_BYTES), decoding.from_json), after, rank)
+
+
+def _of_stream(entries: list[tuple[bytes, dict[bytes, bytes]]], after: int, rank: int) -> list[NumberedEvent]:
+    """As `_of_segment`, of a stream's entries."""
+    events = (
+        NumberedEvent(_number(name), read_event(fields[b"data"], decoding.from_json))
+        for name, fields in entries
+    )
+    return _selected(events, after, rank)
+
+
+def _selected(events: Iterable[NumberedEvent], after: int, rank: int) -> list[NumberedEvent]:
+    return [
+        each
+        for each in events
+        if each.number > after
+        and (rank < 0 or not isinstance(each.event, LogLines) or each.event.rank == rank)
+    ]
 
 
 def _shortened(event: TrainEvent) -> TrainEvent:

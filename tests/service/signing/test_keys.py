@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,6 +91,33 @@ def test_a_keyring_goes_on_with_what_it_has_when_its_folder_is_sick(tmp_path: Pa
         Keyring(tmp_path, {})
     with pytest.raises(SettingsError):
         keyring.rotate(60)
+
+
+def test_a_folder_that_hangs_stops_nobody(tmp_path: Path) -> None:
+    """As on a network's disk whose server is away. Opening a FIFO waits in the same way."""
+    keyring, ring = Keyring(tmp_path, {}), tmp_path / "ring.json"
+    before = ring.read_bytes()
+    ring.unlink()
+    os.mkfifo(ring)
+    pool = ThreadPoolExecutor(1)
+    try:
+        for _ in range(3):
+            keyring._next_check = 0.0
+            assert pool.submit(lambda: keyring.current).result(timeout=20)
+        assert not keyring.reachable
+        assert threading.active_count() < 20
+    finally:
+        other = os.open(ring, os.O_RDWR)  # the disk answers again
+        ring.unlink()
+        ring.write_bytes(before)
+        os.close(other)
+        pool.shutdown()
+
+    def look() -> bool:
+        keyring._next_check = 0.0
+        return bool(keyring.current) and keyring.reachable
+
+    wait_until(look, seconds=20)
 
 
 def test_an_older_folder_that_is_put_back_is_not_taken_over(tmp_path: Path) -> None:

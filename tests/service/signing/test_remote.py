@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import threading
 import time
@@ -17,7 +18,16 @@ import structlog
 from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import SecretStr
-from service_parts import busy_pool, compiled, free_port, graph, post, wait_until
+from service_parts import (
+    ArtifactPool,
+    busy_pool,
+    compiled,
+    follow,
+    free_port,
+    graph,
+    post,
+    wait_until,
+)
 from signed import KEY
 from signer_parts import ADMIN_TOKEN, SIGN_TOKEN, SignerProcess, artifact
 from torchrelay.compiler.artifact import container
@@ -351,6 +361,60 @@ def test_a_gateway_serves_what_a_signer_has_signed(
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
 
 
+def test_a_finished_compile_waits_for_a_signer_that_is_away_for_longer(
+    signer: SignerProcess, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "_PATIENCE_SECONDS", 0.1)
+    gateway = start_gateway(
+        ArtifactPool(),
+        signer_url=signer.url,
+        signer_admin_token=ADMIN_TOKEN,
+        lease_seconds=1,
+        abandon_seconds=0.5,
+    )
+    with gateway.http() as http:
+        compiled(http, graph(1))
+        signer.kill()
+        key = post(http, graph(2)).json()["key"]
+        stream = follow(http, key)
+        while "cannot be reached" not in (said := next(stream))[2]["detail"]:
+            assert said[1] not in ("done", "failed")
+        assert post(http, graph(1)).status_code == 200
+        signer.start()
+        assert [stage for _, stage, _ in stream][-1] == "done"
+    assert len(gateway.pool.calls) == 2
+
+
+def test_a_gateway_starts_without_its_signer_from_the_keys_that_it_knew_last(
+    signer: SignerProcess, start_gateway: StartGateway
+) -> None:
+    asks = {"signer_url": signer.url, "signer_admin_token": ADMIN_TOKEN}
+    first = start_gateway(**asks)
+    with first.http() as http:
+        compiled(http, graph())
+    first.stop()
+    signer.kill()
+    second = start_gateway(**asks)
+    with second.http() as http:
+        assert post(http, graph()).status_code == 200
+        signer.start()
+        wait_until(lambda: b"torchrelay_signer_up 1.0" in http.get("/metrics").content, seconds=30)
+        compiled(http, graph(2))
+
+
+def test_keys_that_another_user_left_are_not_believed(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a file another user's")
+    (tmp_path / "signer").mkdir()
+    signer = SignerProcess(tmp_path / "signer").start()
+    known = tmp_path / "known.json"
+    RemoteKeyring(signer.url, ADMIN_TOKEN, known=known).close()
+    signer.kill()
+    os.chown(known, 65534, 65534)
+    with pytest.raises(Unavailable):
+        RemoteKeyring(signer.url, ADMIN_TOKEN, known=known)
+
+
 # --- settings ----------------------------------------------------------------------------------------------
 
 
@@ -364,7 +428,7 @@ def test_the_settings_say_where_the_keys_are(signer: SignerProcess, tmp_path: Pa
         assert isinstance(there, RemoteKeyring)
         assert there.ring == Keyring(signer.keys, {}).ring
         there.close()
-    assert not (tmp_path / "there").exists()
+    assert [each.name for each in (tmp_path / "there").iterdir()] == ["signer_keys.json"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, post, wait_until
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.training.events import NumberedEvent, RankStarted
+from torchrelay.compiler.api.training.events import AFTER_HEADER, NumberedEvent, RankStarted
 from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.service.jobs.training import records as training_records
 from torchrelay.service.jobs.training.files import TrainingFiles
@@ -458,3 +458,26 @@ def test_a_persons_compile_goes_before_a_jobs_graphs_that_wait(
     assert ended(http, job)["compiles"]["compiled"] == 6
     assert pool.calls.index(person) == 1
     assert len(pool.calls) == 7
+
+
+def test_a_page_of_a_ranks_logs_reads_few_segments_and_the_next_page_goes_on(
+    http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_records, "ARCHIVE_ENTRIES", 1)
+    job = begun(http)
+    ended(http, job)
+    reads, segment = [], TrainingFiles.segment
+
+    async def counted(store: TrainingFiles, job: str, what: str, first: int, last: int) -> bytes | None:
+        reads.append(first)
+        return await segment(store, job, what, first, last)
+
+    monkeypatch.setattr(TrainingFiles, "segment", counted)
+    nobody = {"rank": 77, "limit": 1}
+    page = http.get(f"/v1/trains/{job}/logs", params=nobody)
+    assert (page.status_code, page.content) == (200, b"")
+    assert 0 < len(reads) < STEPS
+    following = {**nobody, "after": page.headers[AFTER_HEADER]}
+    page = http.get(f"/v1/trains/{job}/logs", params=following)
+    assert AFTER_HEADER not in page.headers
+    assert len(reads) == len(set(reads)) == STEPS

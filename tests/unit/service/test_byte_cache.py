@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from torchrelay.service.storage.byte_cache import ByteCache, SharedBytes
 
 
@@ -76,3 +77,25 @@ def test_a_read_that_fails_fails_for_all_who_wait_and_is_tried_again_later() -> 
         assert store.reads == ["a", "a"]
 
     asyncio.run(ask())
+
+
+def test_the_work_of_making_room_does_not_grow_with_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[SharedBytes] = []
+
+    def size(blob: SharedBytes) -> int:
+        looked.append(blob)
+        return blob.__dict__["size"]
+
+    monkeypatch.setattr(
+        SharedBytes, "size", property(size, lambda blob, size: blob.__dict__.update(size=size)), raising=False
+    )
+
+    async def ask() -> None:
+        store = Store(ByteCache(1000))
+        for number in range(2000):
+            await store.get(str(number), 1)
+        assert await store.get("large", 900)
+        assert store.cache.size() == 1000
+
+    asyncio.run(ask())
+    assert len(looked) < 10_000

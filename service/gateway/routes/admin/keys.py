@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from .....compiler.artifact.trust_document import SignedDocument
 from .....compiler.errors import Unavailable
 from ....access.audit import AuditEvent
 from ....access.tokens import Grant
-from ....signing.trusted_keys import Ring
+from ....signing.trusted_keys import Ring, TrustedKeys
 from ...http.json_routes import JsonRouter
 from ..parameters import Gateway, Owner, Reader
 
@@ -44,29 +43,29 @@ async def keys(gateway: Gateway, _: Owner) -> KeysReply:
 
 @router.json("POST", "/v1/keys", "Sign with a new key from now on")
 async def rotate(body: RotateRequest, gateway: Gateway, by: Owner) -> KeysReply:
-    ring = await _changed(gateway.keyring.rotate, body.overlap_seconds)
+    ring = await _changed(gateway.keyring, gateway.keyring.rotate, body.overlap_seconds)
     await _log(gateway, by, "key_rotated", ring.keys[-1].id, f"after {ring.keys[-2].id}")
     return _reply(ring)
 
 
 @router.json("DELETE", "/v1/keys/{key_id}", "Revoke a key: its signatures are not valid any more")
 async def revoke(key_id: KeyId, gateway: Gateway, by: Owner) -> KeysReply:
-    ring = await _changed(gateway.keyring.revoke, key_id.strip())
+    ring = await _changed(gateway.keyring, gateway.keyring.revoke, key_id.strip())
     await _log(gateway, by, "key_revoked", key_id.strip(), f"{ring.keys[-1].id} signs")
     return _reply(ring)
 
 
 @router.json("POST", "/v1/keys/epoch", "Disown everything that was signed until now")
 async def disown(gateway: Gateway, by: Owner) -> KeysReply:
-    ring = await _changed(gateway.keyring.disown)
+    ring = await _changed(gateway.keyring, gateway.keyring.disown)
     await _log(gateway, by, "all_disowned", ring.keys[-1].id, f"epoch {ring.epoch}")
     return _reply(ring)
 
 
-async def _changed(change: Callable[..., Ring], *arguments: Any) -> Ring:
+async def _changed(keyring: TrustedKeys, change: Callable[..., Ring], *arguments: Any) -> Ring:
     """The ring after a change of its files. Raises Unavailable."""
     try:
-        return await asyncio.to_thread(change, *arguments)
+        return await keyring.in_thread(change, *arguments)
     except OSError as error:
         raise Unavailable(
             f"the folder of keys cannot be written: {error.strerror}",

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from .....compiler.api.training.events import LogLines, NumberedEvent, StateChanged
+from .....compiler.api.training.events import AFTER_HEADER, NumberedEvent, StateChanged
 from .....compiler.api.training.jobs import (
     TRAIN_ENDED,
     TRAIN_ID,
@@ -42,7 +42,13 @@ _BYTES = "application/octet-stream"
 _PAGE: dict[int | str, dict[str, Any]] = {
     **documented(),
     200: {
-        "description": "Events, one a line, as JSON; nothing: no more for now",
+        "description": "Events, one a line, as JSON",
+        "headers": {
+            AFTER_HEADER: {
+                "description": "`after` of the next page; missing: nothing follows for now",
+                "schema": {"type": "integer"},
+            }
+        },
         "content": {_LINES: {"schema": {"type": "string"}}},
     },
 }
@@ -151,8 +157,10 @@ async def resume(job: Job, trainer: Trainer, tenant: TrainerTenant) -> TrainJob:
     summary="What a training job's ranks measured, a page at a time",
     responses=_PAGE,
 )
-async def metrics(job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit = 1000) -> Response:
-    return await _entries(tenant, job, "metrics", after, limit)
+async def metrics(
+    request: Request, job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit = 1000
+) -> Response:
+    return await _entries(request, tenant, job, "metrics", after, limit)
 
 
 @router.get(
@@ -161,13 +169,14 @@ async def metrics(job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit
     responses=_PAGE,
 )
 async def logs(
+    request: Request,
     job: Job,
     tenant: ReaderTenant,
     rank: Annotated[int, Query(ge=-1, lt=1 << 20, description="Of this rank alone; -1: of all")] = -1,
     after: After = 0,
     limit: Limit = 1000,
 ) -> Response:
-    return await _entries(tenant, job, "logs", after, limit, rank)
+    return await _entries(request, tenant, job, "logs", after, limit, rank)
 
 
 @router.get(
@@ -175,27 +184,25 @@ async def logs(
     summary="What became of a training job, a page at a time: all that is neither a metric nor a log",
     responses=_PAGE,
 )
-async def history(job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit = 1000) -> Response:
-    return await _entries(tenant, job, "history", after, limit)
+async def history(
+    request: Request, job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit = 1000
+) -> Response:
+    return await _entries(request, tenant, job, "history", after, limit)
 
 
 async def _entries(
-    tenant: GatewayTenant, job: str, series: Series, after: int, limit: int, rank: int = -1
+    request: Request, tenant: GatewayTenant, job: str, series: Series, after: int, limit: int, rank: int = -1
 ) -> Response:
-    """A page. It is empty only at the end, also where most entries are other ranks'."""
-    found: list[NumberedEvent] = []
-    while not found:
-        page = await tenant.training_jobs.entries(job, series, after, limit)
-        if not page:
-            break
-        after = page[-1].number
-        found = [
-            each
-            for each in page
-            if rank < 0 or not isinstance(each.event, LogLines) or each.event.rank == rank
-        ]
+    """A page, and in a header the number from which to go on, unless nothing follows for now. It may be empty before
+    the end, where entries are other ranks'."""
+    found, following = await tenant.training_jobs.entries(
+        job, series, after, limit, rank=rank, gone=request.is_disconnected
+    )
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in found)
-    return Response(lines, media_type=_LINES, headers={"Cache-Control": "no-store"})
+    headers = {"Cache-Control": "no-store"}
+    if following is not None:
+        headers[AFTER_HEADER] = str(following)
+    return Response(lines, media_type=_LINES, headers=headers)
 
 
 # --- files -------------------------------------------------------------------------------------------------
