@@ -35,6 +35,7 @@ RelayError
     GatewayUnreachable      gateway_unreachable  -
     DeadlineExceeded        deadline_exceeded    -
     NotCached               not_cached           -    mode `cache`, and nobody has compiled this yet
+    BindingMismatch         binding_mismatch     -    a value would reach another placeholder than its own
     ArtifactError           bad_artifact         -    truncated, wrong digest, unknown format
       SizesDiffer           sizes_differ         -    compiled for other sizes, with assumptions that do not hold here
       CannotLoad            cannot_load          -    whole, but its libraries do not load on this machine
@@ -265,6 +266,13 @@ class DeadlineExceeded(ClientError):
 class NotCached(ClientError):
     code = "not_cached"
     hint = "Run once with TORCHRELAY_MODE=remote to fill the cache"
+
+
+class BindingMismatch(ClientError):
+    """A defect of torchrelay's: the message names the placeholder."""
+
+    code = "binding_mismatch"
+    hint = "The graph was not sent; please report this with the program"
 
 
 class ArtifactError(ClientError):

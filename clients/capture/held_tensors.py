@@ -17,20 +17,22 @@ from msgspec import Struct
 
 
 class HoistedGraph(Struct, frozen=True):
-    """inputs: the example inputs, then `attributes`: the tensors that the graph had as attributes."""
+    """inputs: the example inputs, then the values of `held`: the tensors that the graph had as attributes, by the name
+    of the placeholder that stands for each, in the graph's own order of placeholders."""
 
     gm: torch.fx.GraphModule
     inputs: list[Any]
-    attributes: list[torch.Tensor]
+    held: dict[str, torch.Tensor]
 
     def bind(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A callable of the original inputs alone."""
-        if not self.attributes:
+        if not self.held:
             return compiled
+        tensors = tuple(self.held.values())
 
         @functools.wraps(compiled)
         def call(*args: Any) -> Any:
-            return compiled(*args, *self.attributes)
+            return compiled(*args, *tensors)
 
         return call
 
@@ -44,16 +46,16 @@ def hoist_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Ho
             if isinstance(value, torch.Tensor):
                 found[str(node.target)] = value
     if not found:
-        return HoistedGraph(gm, list(example_inputs), [])
+        return HoistedGraph(gm, list(example_inputs), {})
     graph = copy.deepcopy(gm.graph)
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    first = next(iter(graph.nodes))
-    insertion = graph.inserting_after(placeholders[-1]) if placeholders else graph.inserting_before(first)
-    with insertion:
-        hoisted = {name: graph.placeholder(f"held_{position}") for position, name in enumerate(found)}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        stands_for = {graph.placeholder(f"held_{position}"): name for position, name in enumerate(found)}
+    hoisted = {name: node for node, name in stands_for.items()}
     for node in list(graph.nodes):
         if node.op == "get_attr" and str(node.target) in hoisted:
             node.replace_all_uses_with(hoisted[str(node.target)])
             graph.erase_node(node)
-    tensors = list(found.values())
-    return HoistedGraph(torch.fx.GraphModule(gm, graph), [*example_inputs, *tensors], tensors)
+    placeholders = (node for node in graph.nodes if node.op == "placeholder")
+    held = {node.name: found[stands_for[node]] for node in placeholders if node in stands_for}
+    return HoistedGraph(torch.fx.GraphModule(gm, graph), [*example_inputs, *held.values()], held)

@@ -9,7 +9,10 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from ...compiler.errors import BindingMismatch
 from ...compiler.graph.annotations import refuse_annotations
+from ...compiler.graph.torch_names import dtype_name
+from ...compiler.request import schema
 from .configuration import Mode
 from .dtensor_edges import LocalGraph, to_local_tensors
 from .held_tensors import HoistedGraph, hoist_tensors
@@ -29,7 +32,7 @@ class PreparedGraph(Struct, frozen=True):
         """Whether the request alone says how the artifact is called: `bind` changes nothing."""
         captured = self.captured
         return not (
-            self.hoisted.attributes
+            self.hoisted.held
             or self.local.meshes
             or self.local.parts
             or self.local.outputs
@@ -55,7 +58,7 @@ def prepare(
     options: Mapping[str, Any],
     lock: LockedTunings | None = None,
 ) -> PreparedGraph:
-    """Capture `gm` and leave it unchanged. Raises as `capture` does."""
+    """Capture `gm` and leave it unchanged. Raises as `capture` does, and BindingMismatch."""
     hoisted = hoist_tensors(gm, example_inputs)
     local = to_local_tensors(hoisted.gm, hoisted.inputs)
     if local.gm is not gm:  # a copy has what its nodes name; capture() looks at it alone
@@ -69,4 +72,60 @@ def prepare(
         meshes=local.meshes,
         groups=local.groups,
     )
-    return PreparedGraph(captured, hoisted, local)
+    prepared = PreparedGraph(captured, hoisted, local)
+    check_binding(prepared, _placeholders(gm))
+    return prepared
+
+
+def check_binding(prepared: PreparedGraph, names: Sequence[str]) -> None:
+    """Whether `bind` gives each value to the placeholder that was made for it. names: of the original graph's
+    placeholders. Raises BindingMismatch."""
+    hoisted, local = prepared.hoisted, prepared.local
+    bound = [name for position, name in enumerate(names) if position not in local.dropped]
+    bound += hoisted.held
+    taken = _placeholders(local.gm)
+    if bound != taken:
+        differing = next((pair for pair in zip(bound, taken, strict=False) if pair[0] != pair[1]), None)
+        raise BindingMismatch(
+            f"placeholder {differing[1]!r} would get the value of {differing[0]!r}"
+            if differing
+            else f"{len(bound)} values for {len(taken)} placeholders"
+        )
+    described = prepared.captured.request.inputs
+    if len(described) != len(local.inputs):
+        raise BindingMismatch(f"{len(local.inputs)} values for {len(described)} described inputs")
+    for position, (spec, value) in enumerate(zip(described, local.inputs, strict=True)):
+        differs = _difference(spec, value)
+        if differs:
+            raise BindingMismatch(f"input {position} ({taken[position]!r}): {differs}")
+
+
+def _placeholders(gm: torch.fx.GraphModule) -> list[str]:
+    return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def _difference(spec: schema.Input, value: Any) -> str:
+    """How a value is unlike what the request says of it; '' if it is not. Sizes that are symbolic on either side are
+    not compared: Dynamo has guards on them."""
+    if not isinstance(spec, schema.TensorInput):
+        return "" if not isinstance(value, torch.Tensor) else "a tensor where the request has a number"
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} where the request has a tensor"
+    pairs = {
+        "shape": (spec.shape, list(value.shape)),
+        "stride": (spec.stride, list(value.stride())),
+        "dtype": (spec.dtype, dtype_name(value.dtype)),
+        "device": (spec.device, value.device.type),
+        "requires_grad": (spec.requires_grad, value.requires_grad),
+    }
+    for name, (said, found) in pairs.items():
+        if isinstance(said, list) and isinstance(found, list):
+            numbers = zip(said, found, strict=False)
+            same = len(said) == len(found) and all(
+                one == other for one, other in numbers if type(one) is int and type(other) is int
+            )
+        else:
+            same = said == found
+        if not same:
+            return f"its {name} is {found}, in the request {said}"
+    return ""

@@ -1,0 +1,109 @@
+"""Each value that a graph is called with reaches the placeholder that was made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from comparison import agree
+from torch import nn
+from torchrelay.clients.backend import RelayBackend
+from torchrelay.clients.capture.prepare import PreparedGraph, check_binding, prepare
+from torchrelay.compiler.errors import BindingMismatch
+
+ONE, TWO, THREE = (torch.full((4,), value) for value in (10.0, 3.0, 0.5))
+
+
+@torch._dynamo.assume_constant_result
+def one() -> torch.Tensor:
+    return ONE
+
+
+@torch._dynamo.assume_constant_result
+def two() -> torch.Tensor:
+    return TWO
+
+
+@torch._dynamo.assume_constant_result
+def three() -> torch.Tensor:
+    return THREE
+
+
+def of_three(x: torch.Tensor) -> torch.Tensor:
+    return (x * one() - two()) / three() + one()
+
+
+def without_inputs() -> torch.Tensor:
+    return (torch.ones(4) * one() - two()) / three()
+
+
+def prepared_graphs(program: Callable[..., Any], *inputs: Any) -> list[PreparedGraph]:
+    """Run a program whose graphs are prepared, and run eagerly as they would be sent."""
+    found: list[PreparedGraph] = []
+
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        found.append(prepare(gm, example, mode="default", options={}))
+        return found[-1].bind(found[-1].local.gm.forward)
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(program, backend=backend)(*inputs), program(*inputs))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs"), [(of_three, (torch.ones(4),)), (without_inputs, ())], ids=["inputs", "no inputs"]
+)
+def test_tensors_of_equal_shape_that_a_graph_holds_are_told_apart(
+    program: Callable[..., Any], inputs: tuple[Any, ...]
+) -> None:
+    (graph,) = prepared_graphs(program, *inputs)
+    assert [float(tensor[0]) for tensor in graph.hoisted.held.values()] == [10.0, 3.0, 0.5]
+
+
+def test_three_tensors_that_a_graph_holds_through_the_service(remote: RelayBackend) -> None:
+    agree(lambda: of_three, lambda step: (torch.full((4,), 1.0 + step, requires_grad=True),))
+
+
+def test_an_optimizer_step_with_momentum_through_the_service(remote: RelayBackend) -> None:
+    def trained(backend: str | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend)
+        for seed in range(4):
+            torch.manual_seed(seed)
+            model(torch.randn(8, 4)).square().sum().backward()
+            step()
+            optimizer.zero_grad()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for want, have in zip(trained(None), trained("torchrelay"), strict=True):
+        torch.testing.assert_close(have, want)
+
+
+def test_a_graph_whose_held_tensors_come_in_another_order_is_refused() -> None:
+    (graph,) = prepared_graphs(of_three, torch.ones(4))
+    swapped = msgspec.structs.replace(graph.hoisted, held=dict(reversed(list(graph.hoisted.held.items()))))
+    with pytest.raises(BindingMismatch, match="held_0"):
+        check_binding(msgspec.structs.replace(graph, hoisted=swapped), ["l_x_"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (torch.ones(5), "shape"),
+        (torch.ones(4, dtype=torch.float64), "dtype"),
+        (torch.ones(8)[::2], "stride"),
+        (torch.ones(4, requires_grad=True), "requires_grad"),
+        (1.0, "float"),
+    ],
+    ids=["size", "dtype", "stride", "gradient", "number"],
+)
+def test_a_value_that_its_description_does_not_fit_is_refused(given: Any, said: str) -> None:
+    (graph,) = prepared_graphs(lambda x: x * 2, torch.ones(4))
+    local = msgspec.structs.replace(graph.local, inputs=[given])
+    with pytest.raises(BindingMismatch, match=said):
+        check_binding(msgspec.structs.replace(graph, local=local), ["l_x_"])
