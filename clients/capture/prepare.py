@@ -94,8 +94,10 @@ def check_binding(prepared: PreparedGraph, names: Sequence[str]) -> None:
     described = prepared.captured.request.inputs
     if len(described) != len(local.inputs):
         raise BindingMismatch(f"{len(local.inputs)} values for {len(described)} described inputs")
+    shards = {names[position] for position in local.parts}
     for position, (spec, value) in enumerate(zip(described, local.inputs, strict=True)):
-        differs = _difference(spec, value)
+        # A local tensor requires gradients only where they are recorded when it is taken from its DTensor.
+        differs = _difference(spec, value, gradients=taken[position] not in shards)
         if differs:
             raise BindingMismatch(f"input {position} ({taken[position]!r}): {differs}")
 
@@ -104,20 +106,21 @@ def _placeholders(gm: torch.fx.GraphModule) -> list[str]:
     return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def _difference(spec: schema.Input, value: Any) -> str:
+def _difference(spec: schema.Input, value: Any, *, gradients: bool) -> str:
     """How a value is unlike what the request says of it; '' if it is not. Sizes that are symbolic on either side are
     not compared: Dynamo has guards on them."""
     if not isinstance(spec, schema.TensorInput):
         return "" if not isinstance(value, torch.Tensor) else "a tensor where the request has a number"
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} where the request has a tensor"
-    pairs = {
+    pairs: dict[str, tuple[Any, Any]] = {
         "shape": (spec.shape, list(value.shape)),
         "stride": (spec.stride, list(value.stride())),
         "dtype": (spec.dtype, dtype_name(value.dtype)),
         "device": (spec.device, value.device.type),
-        "requires_grad": (spec.requires_grad, value.requires_grad),
     }
+    if gradients:
+        pairs["requires_grad"] = spec.requires_grad, value.requires_grad
     for name, (said, found) in pairs.items():
         if isinstance(said, list) and isinstance(found, list):
             numbers = zip(said, found, strict=False)
