@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -146,11 +147,22 @@ def _compile_locally(
 
 
 def _compile_outside_dynamo(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    mode: str,
+    options: Mapping[str, Any],
+    *,
+    symbolic: bool = False,
 ) -> Callable[..., Any]:
-    """As `_compile_locally`, in a call of the graph, for the sizes of its inputs. The graph has run eagerly, so it goes
-    on like that if Inductor refuses it."""
+    """As `_compile_locally`, in a call of the graph, for the sizes of its inputs; symbolic: for any. The graph has run
+    eagerly, so it goes on like that if Inductor refuses it."""
     try:
+        if symbolic:
+
+            def inductor(traced: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+                return _compile_locally(traced, examples, mode, options)
+
+            return torch.compile(gm.forward, backend=inductor, dynamic=True)
         with tracing.outside_dynamo(inputs) as examples:
             return _compile_locally(gm, examples, mode, options)
     except Exception as error:
@@ -236,7 +248,38 @@ class RelayBackend:
             artifact = found.digest if captured.symints else ""
             recording.note_graph(found.compiled, key, canonical, artifact, captured.device_index)
         self.report.record(found.outcome, key=found.key, began=start, nodes=len(gm.graph.nodes))
-        return prepared.bind(found.compiled)
+        symbolic = bool(captured.request.symbols)
+        return self.bound(
+            gm,
+            prepared,
+            found,
+            lambda inputs: _compile_outside_dynamo(gm, inputs, mode, options, symbolic=symbolic),
+        )
+
+    def bound(
+        self,
+        gm: torch.fx.GraphModule,
+        prepared: PreparedGraph,
+        found: LoadedArtifact,
+        compile_locally: Callable[[Sequence[Any]], Callable[..., Any]],
+    ) -> Callable[..., Any]:
+        """What runs as `gm`. Its first call is compared with eager, if a setting says so; an artifact that differs is
+        not used, and `compile_locally` of the inputs is."""
+        compiled = prepared.bind(found.compiled)
+        if not self.settings.check or secrets.randbelow(self.settings.check):
+            return compiled
+        from .artifacts.first_call_check import CheckedGraph
+
+        def refuse(error: RelayError, inputs: Sequence[Any]) -> Callable[..., Any]:
+            self.source.disk.remove(found.key)
+            nodes = len(gm.graph.nodes)
+            if self.settings.mode == "require":
+                self.report.raised(error, nodes=nodes)
+                raise error
+            self.fell_back(error, seconds=0.0, nodes=nodes)
+            return compile_locally(inputs)
+
+        return CheckedGraph(gm, compiled, found.key, self.report, refuse).call
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
@@ -271,6 +314,7 @@ class _BackgroundGraph:
     ) -> None:
         """compile_locally: for the sizes of a call's inputs."""
         self._relay = relay
+        self._gm = gm
         self._pending = pending
         self._prepared = prepared
         self._compile_locally = compile_locally
@@ -302,7 +346,7 @@ class _BackgroundGraph:
         run = UntunedRun(key=found.key, outcome=found.outcome, seconds=seconds)
         listed = msgspec.structs.replace(self._record, eager_calls=calls, untuned=run)
         self._record = self._relay.report.background(listed, self._record)
-        self._untuned = self._prepared.bind(found.compiled)
+        self._untuned = self._relay.bound(self._gm, self._prepared, found, self._compile_locally)
         return self._untuned
 
     def _take_over(self, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -313,7 +357,7 @@ class _BackgroundGraph:
             error.key = self._record.key
             return self._without(error, calls, inputs)
         self._end(found.outcome, calls)
-        return self._prepared.bind(found.compiled)
+        return self._relay.bound(self._gm, self._prepared, found, self._compile_locally)
 
     def _without(self, error: RelayError, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs from now on, since the artifact cannot be had. Says so once. Raises `error` in mode `require`."""

@@ -41,6 +41,7 @@ RelayError
       CannotLoad            cannot_load          -    whole, but its libraries do not load on this machine
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
+    ResultsDiffer           results_differ       -    a first call does not give what eager gives
     SettingsError           bad_setting          -    a value that cannot be used
     TuningLockError         bad_tuning_lock      -    the tuning lock file is missing, or a line of it is wrong
     JobUnreachable          job_unreachable      -    what the job's processes decide through cannot be reached
@@ -300,6 +301,14 @@ class SignatureError(ClientError):
 class ToolchainMismatch(ClientError):
     code = "toolchain_mismatch"
     hint = "The artifact was built for another Python, torch or device"
+
+
+class ResultsDiffer(ClientError):
+    code = "results_differ"
+    hint = (
+        "The artifact was not used, and was removed from this machine's cache: Inductor compiles the graph here. "
+        "Please report this"
+    )
 
 
 class SettingsError(ClientError):

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler import decoding
-from ...compiler.errors import ClientError, RelayError
+from ...compiler.errors import ClientError, RelayError, ResultsDiffer
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically
 from ..settings import LauncherInfo
@@ -93,12 +93,13 @@ class Report(Struct, frozen=True, kw_only=True):
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: prefetches
     that failed. programs: functions that started without tracing. traced: functions that did not although programs are
-    on, and why; the first 1000. background: run eagerly or untuned now, while the service compiles them. untuned: run
-    now without the search that was asked for, because it has not ended or has failed. fallbacks: compiled locally, by
-    error code. alone: graphs on which this process decided without the other processes of its job, by
-    error code. autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures:
-    exchanges of such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest
-    1000, and after them those in the background.
+    on, and why; the first 1000. checked: graphs whose first call was compared with eager; those that differed are among
+    the fallbacks too. unchecked: those for which that was not possible. background: run eagerly or untuned now, while
+    the service compiles them. untuned: run now without the search that was asked for, because it has not ended or has
+    failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided without the other
+    processes of its job, by error code. autotune_hits: kernels that Triton or Helion did not measure because the team
+    had. autotune_failures: exchanges of such winners that failed, by error code. seconds: by stage, all graphs
+    together. graphs: the latest 1000, and after them those in the background.
     """
 
     hits: int
@@ -110,6 +111,8 @@ class Report(Struct, frozen=True, kw_only=True):
     prefetch_failures: int
     programs: int
     traced: tuple[TracedFunction, ...]
+    checked: int
+    unchecked: int
     background: int
     untuned: int
     fallbacks: dict[str, int]
@@ -156,6 +159,8 @@ class RunReport:
         self._prefetched = 0
         self._prefetch_failures = 0
         self._programs = 0
+        self._checked = 0
+        self._unchecked = 0
         self._traced: dict[TracedFunction, None] = {}
         self._trace: StartTrace | None = None
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
@@ -274,6 +279,16 @@ class RunReport:
         with self._lock:
             self._prefetched += 1
 
+    def checked(self) -> None:
+        """Counts a graph whose first call was compared with eager."""
+        with self._lock:
+            self._checked += 1
+
+    def unchecked(self) -> None:
+        """Counts a graph whose first call was to be compared with eager and could not be."""
+        with self._lock:
+            self._unchecked += 1
+
     def program(self) -> None:
         """Counts a function that started without tracing."""
         with self._lock:
@@ -291,11 +306,12 @@ class RunReport:
             self._prefetch_failures += 1
 
     def warn_once(self, error: RelayError, what: str = "compiled locally") -> None:
-        """Warns once for each error code in a process; later ones are logged at level info. what: became of the graph.
-        Raises FallbackWarning only if a filter names it."""
+        """Warns once for each error code in a process, and for each artifact that differs from eager; later ones are
+        logged at level info. what: became of the graph. Raises FallbackWarning only if a filter names it."""
         with self._lock:
-            first = error.code not in self._warned
-            self._warned.add(error.code)
+            cause = str(error) if isinstance(error, ResultsDiffer) else error.code
+            first = cause not in self._warned
+            self._warned.add(cause)
         text = f"torchrelay: {what}: {error}"
         if not first:
             _log.info("%s", text)
@@ -320,6 +336,8 @@ class RunReport:
                 prefetch_failures=self._prefetch_failures,
                 programs=self._programs,
                 traced=tuple(self._traced),
+                checked=self._checked,
+                unchecked=self._unchecked,
                 background=len(self._background),
                 untuned=self._outcomes["untuned"]
                 + sum(each.untuned is not None for each in self._background),

@@ -67,6 +67,8 @@ def difference(
     Integers and booleans must be equal, but for `integer_share` of them. Raises VerifyFailed if shapes or dtypes
     differ.
     """
+    if want is have:
+        return 0.0, 0.0
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if want is None or have is None or isinstance(want, torch.Tensor) != isinstance(have, torch.Tensor):
             same = want is have or (want is None and _is_zero(have)) or (have is None and _is_zero(want))

@@ -23,6 +23,7 @@ from ..api import compiles
 from ..artifact import container, member_names, symbol_versions
 from ..artifact import manifest as artifact_manifest
 from ..errors import CompileFailed
+from ..graph import outcomes
 from ..graph.toolchain import local_target
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
@@ -227,7 +228,7 @@ def _compiled(
                     progress=clock.enter,
                     choose=winners.choose,
                     guide=winners,
-                    keep_halves=bool(verify.random_node(program.gm)),
+                    keep_halves=bool(outcomes.random_node(program.gm)),
                 )
         except dry_run.DryRunFinished:
             winners.finish_dry_run()

@@ -19,21 +19,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..errors import VerifyFailed
+from ..graph.outcomes import AtenReference
 from ..torch_internals.dynamo import operators
 from ..torch_internals.inductor import compiled_graphs
 from .philox import CannotReplay, RngVariant, normal, uniform
-
-
-class AtenReference(NamedTuple):
-    """How exact ATen's value is. Computed on demand, because it takes further runs."""
-
-    noise: Callable[[], float]
-    """How far the value changes when the inputs change by a few units in the last place."""
-    exact: Callable[[], Any]
-    """The value in float64; None if ATen cannot compute it."""
-    rounded: bool = True
-    """Whether it was computed from floats; False: from integers alone."""
-
 
 Compare = Callable[[str, Any, Any, float, AtenReference], None]
 """Takes a value's name, ATen's value, the compiled graph's, the largest magnitude among the graph's outputs, and how

@@ -66,6 +66,7 @@ class _RoundTrip(Struct):
 
     outcome: str = ""
     max_abs_error: float = 0.0
+    checked: int = 0
     seconds: float = 0.0
     error: compiles.ErrorBody | None = None
 
@@ -225,7 +226,10 @@ def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy(settings.state_dir / FILE, folder)
         environment = child_environment(
-            TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=folder, TORCHRELAY_STATE_DIR=folder
+            TORCHRELAY_MODE="require",
+            TORCHRELAY_CACHE_DIR=folder,
+            TORCHRELAY_STATE_DIR=folder,
+            TORCHRELAY_CHECK="1",
         )
         command = [sys.executable, "-P", "-m", "torchrelay.clients.commands.diagnostics.round_trip"]
         limit = settings.deadline + 120
@@ -246,6 +250,8 @@ def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
         raise CompileFailed(
             f"one small graph differs from eager by {answer.max_abs_error:.2g}", hint="Please report this"
         )
+    if answer.checked != 1:
+        raise CompileFailed("one small graph could not be compared with eager", hint="Please report this")
     return f"{answer.outcome}, {answer.seconds:.1f} s, within {answer.max_abs_error:.1g} of eager"
 
 

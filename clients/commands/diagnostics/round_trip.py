@@ -1,8 +1,9 @@
 """One small graph through the service and back, forward and backward.
 
 `torchrelay doctor` runs this in a process of its own (`python -m torchrelay.clients.commands.diagnostics.round_trip`),
-with TORCHRELAY_MODE=require and an empty cache. Prints one line of JSON: how it was served, the largest
-difference from eager, seconds. A typed error prints as {"error": ...} instead, and the exit status is 1.
+with TORCHRELAY_MODE=require, TORCHRELAY_CHECK=1 and an empty cache. Prints one line of JSON: how it was served, the
+largest difference from eager, seconds, whether its first call was checked. A typed error prints as {"error": ...}
+instead, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ def _round_trip() -> dict[str, Any]:
     expected = loss(rows, weight)
     (expected_grad,) = torch.autograd.grad(expected, weight)
     compiled = torch.compile(loss, backend="torchrelay", fullgraph=True)
-    found = compiled(rows, weight)
-    (found_grad,) = torch.autograd.grad(found, weight)
-    error = max((found - expected).abs().max().item(), (found_grad - expected_grad).abs().max().item())
+    answer = compiled(rows, weight)
+    (found_grad,) = torch.autograd.grad(answer, weight)
+    error = max((answer - expected).abs().max().item(), (found_grad - expected_grad).abs().max().item())
     seconds = time.perf_counter() - start
-    return {"outcome": report().graphs[-1].outcome, "max_abs_error": error, "seconds": seconds}
+    found = report()
+    return {
+        "outcome": found.graphs[-1].outcome,
+        "max_abs_error": error,
+        "seconds": seconds,
+        "checked": found.checked,
+    }
 
 
 if __name__ == "__main__":

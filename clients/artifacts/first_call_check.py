@@ -1,0 +1,362 @@
+"""The first call of a graph compared with eager, on the user's own inputs.
+
+A worker verifies an artifact against the request. What it cannot see is a client that described another graph, or that
+binds the program's tensors to the wrong inputs. Here the graph that Dynamo captured runs eagerly, then the bound
+artifact runs on the same memory; after each run the memory, the random state and the user's autograd graph are as
+before. Compared are outputs, inputs changed in place and gradients, and what the outputs are: shape, stride, dtype,
+device, whether they require a gradient, and which input's memory they share.
+
+The values of a graph that draws random numbers are not compared: compiled code draws them in another order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
+from ...compiler.graph import outcomes
+from ...compiler.graph.outcomes import Outcome
+from ...compiler.torch_internals.dynamo import tracing
+from ...compiler.torch_internals.dynamo.fake_tensors import storage_id
+from ...compiler.torch_internals.dynamo.stand_ins import alone, is_subclass, parts, stand_ins
+from ..reports.run_report import RunReport
+
+_log = logging.getLogger(__name__)
+
+Graph = Callable[..., Any]
+
+
+class CheckedGraph:
+    """A bound artifact whose first call is compared with eager. Safe for threads: calls that come meanwhile run
+    eagerly."""
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        compiled: Graph,
+        key: str,
+        report: RunReport,
+        refuse: Callable[[RelayError, Sequence[Any]], Graph],
+    ) -> None:
+        """refuse(error, inputs): what runs in place of an artifact that differs; may raise."""
+        self._gm: torch.fx.GraphModule | None = gm
+        self._run = compiled
+        self._key = key
+        self._report = report
+        self._refuse = refuse
+        self._checking = threading.Lock()
+
+    def call(self, *inputs: Any) -> Any:
+        gm = self._gm
+        if gm is None:
+            return self._run(*inputs)
+        if not self._checking.acquire(blocking=False):
+            return gm(*inputs)
+        try:
+            if self._gm is not None:
+                self._check(gm, inputs)
+                self._gm = None
+        finally:
+            self._checking.release()
+        return self._run(*inputs)
+
+    def _check(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        try:
+            compare_with_eager(gm, self._run, inputs)
+        except VerifyFailed as failure:
+            error = ResultsDiffer(
+                f"a graph of {len(gm.graph.nodes)} nodes does not give what eager gives on its first inputs: "
+                f"{failure.message} (key {self._key})"
+            )
+            error.key = self._key
+            self._report.checked()
+            self._run = self._refuse(error, inputs)
+        except Exception as error:
+            text = str(error).partition("\n")[0]
+            _log.info("torchrelay: %s was not compared with eager: %s", self._key[:12], text or repr(error))
+            self._report.unchecked()
+        else:
+            self._report.checked()
+
+
+class CannotCompare(Exception):
+    """Eager and compiled code cannot be compared in this call; the text says why."""
+
+
+def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequence[Any]) -> None:
+    """Raises VerifyFailed with the first difference, or what eager raises. Leaves no trace of its runs."""
+    if _has_peers() and _communicates(gm, inputs):
+        raise CannotCompare("it communicates with other processes, which may not run it again")
+    memory = _Memory(gm, inputs)
+    with _aside():
+        expected = memory.run(gm, stand_ins(inputs))
+        try:
+            found = memory.run(compiled, stand_ins(inputs))
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            raise VerifyFailed(f"it raises {type(error).__name__}: {first[:200]}") from None
+        _compare_facts(expected, found, _strides_for_dynamo(gm))
+        if outcomes.random_node(gm):
+            return
+        rounding = outcomes.EagerRounding(
+            expected.outcome,
+            lambda units: memory.run(gm, stand_ins(inputs), nudge=units).outcome,
+            lambda: memory.run(gm, _in_float64(inputs)).outcome,
+        )
+        dtypes = outcomes.dtypes_of((*inputs, *expected.outcome.outputs)) | _autocast_dtypes()
+        outcomes.compare(expected.outcome, found.outcome, outcomes.tolerance_of(gm, dtypes), rounding)
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """For runs that the program must not notice: hooks for saved tensors, as torch.utils.checkpoint has them, would
+    count what they save."""
+    if not tracing.saves_through_hooks():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
+
+
+class _Facts(Struct, frozen=True):
+    """What an output is, besides its values. stride: of dimensions with more than one element. shares: the number of
+    the memory of an input, or -1."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    shares: int
+    layout: str
+
+
+class _Found(Struct):
+    outcome: Outcome
+    facts: list[_Facts | None]
+
+
+class _Memory:
+    """The memory of a graph's inputs and of the tensors that it holds, as it was before the call."""
+
+    def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self._inputs = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
+        self._held = [(value, value.requires_grad) for value in _held_tensors(gm)]
+        plain = [
+            part for value in (*self._inputs, *(held for held, _ in self._held)) for part in parts(value)[0]
+        ]
+        self._storages = {storage_id(part): part.untyped_storage() for part in plain}
+        self._floats = {
+            storage_id(part): part.dtype for value in self._inputs for part in parts(value)[0]
+            if part.dtype.is_floating_point and part.dtype.itemsize > 1
+        }  # fmt: skip
+        self._before = {number: storage.clone() for number, storage in self._storages.items()}
+        self._random = _RandomState.now([part.device for part in plain])
+
+    def run(self, function: Graph, stand_ins: Sequence[Any], nudge: float = 0.0) -> _Found:
+        """Call and differentiate `function`; then restore memory and random state. nudge: floats are off by so many
+        units in the last place."""
+        facts: list[_Facts | None] = []
+
+        def call(*given: Any) -> Any:
+            result = function(*given)
+            outputs = list(result) if isinstance(result, tuple | list) else [result]
+            facts.extend(map(self._facts, outputs))
+            return outputs
+
+        try:
+            if nudge:
+                self._nudge(nudge)
+            found = outcomes.outcome_of(call, stand_ins)
+            changed = {number for number in self._storages if self._is_changed(number)}
+            found.mutated = [
+                _copy(stand_in) if changed & {storage_id(part) for part in parts(value)[0]} else value
+                for value, stand_in in zip(self._inputs, found.mutated, strict=True)
+            ]
+        finally:
+            self._restore()
+        return _Found(_in_parts(found), facts)
+
+    def _facts(self, value: Any) -> _Facts | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        inner, layout = parts(value)
+        shared = list(self._storages)
+        number = storage_id(inner[0]) if inner else -1
+        return _Facts(
+            tuple(value.shape),
+            _stride(value),
+            value.dtype,
+            value.device,
+            value.requires_grad,
+            shared.index(number) if number in self._storages else -1,
+            layout,
+        )
+
+    def _is_changed(self, number: int) -> bool:
+        now, before = self._storages[number], self._before[number]
+        return now.nbytes() != before.nbytes() or not torch.equal(_bytes(now), _bytes(before))
+
+    def _nudge(self, units: float) -> None:
+        for number, dtype in self._floats.items():
+            storage = self._storages[number]
+            whole = torch.empty(0, dtype=dtype, device=storage.device)
+            count = storage.nbytes() // dtype.itemsize
+            whole.set_(storage, 0, (count,), (1,))  # type: ignore[call-overload]
+            draw = torch.Generator(storage.device).manual_seed(2)
+            signs = torch.randint(0, 2, (count,), generator=draw, device=storage.device) * 2 - 1
+            whole.mul_(1 + units * torch.finfo(dtype).eps * signs)
+
+    def _restore(self) -> None:
+        for number, storage in self._storages.items():
+            before = self._before[number]
+            if storage.nbytes() != before.nbytes():
+                storage.resize_(before.nbytes())
+            storage.copy_(before)
+        for value, required in self._held:
+            if value.requires_grad and not required:
+                value.detach_()
+        self._random.put_back()
+
+
+class _RandomState(Struct, frozen=True):
+    """The state of the generators that a graph may draw from."""
+
+    cpu: torch.Tensor
+    cuda: dict[torch.device, torch.Tensor]
+
+    @classmethod
+    def now(cls, devices: Sequence[torch.device]) -> _RandomState:
+        gpus = {device for device in devices if device.type == "cuda"}
+        return cls(torch.get_rng_state(), {device: torch.cuda.get_rng_state(device) for device in gpus})
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.cpu)
+        for device, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+def _held_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Those that the graph and the graphs inside it have as attributes."""
+    found = [
+        value
+        for module in gm.modules()
+        for value in (
+            *vars(module).values(),
+            *module.parameters(recurse=False),
+            *module.buffers(recurse=False),
+        )
+        if isinstance(value, torch.Tensor)
+    ]
+    return list({id(value): value for value in found}.values())
+
+
+def _compare_facts(expected: _Found, found: _Found, for_dynamo: Sequence[tuple[int, ...] | None]) -> None:
+    """Raises VerifyFailed. An output may have the strides that Dynamo takes it to have: some operators of ATen have
+    others, which no compiled code can know."""
+    if len(expected.facts) != len(found.facts):
+        raise VerifyFailed(f"{len(found.facts)} outputs where eager gives {len(expected.facts)}")
+    for position, (want, have) in enumerate(zip(expected.facts, found.facts, strict=True)):
+        if want is None or have is None:
+            continue  # the values say it
+        for name in ("shape", "dtype", "device", "layout", "requires_grad"):
+            _same(f"output {position}", name, getattr(want, name), getattr(have, name))
+        if position >= len(for_dynamo) or have.stride != for_dynamo[position]:
+            _same(f"output {position}", "stride", want.stride, have.stride)
+        if want.shares != have.shares:
+            which = "none" if have.shares < 0 else "another one" if want.shares >= 0 else "one"
+            eagers = "none" if want.shares < 0 else "one"
+            raise VerifyFailed(
+                f"output {position} shares the memory of {which} of the inputs, eager's of {eagers}"
+            )
+
+
+def _same(output: str, name: str, want: Any, have: Any) -> None:
+    if want != have:
+        raise VerifyFailed(f"{output} has the {name.replace('_', ' ')} {have}, eager {want}")
+
+
+def _strides_for_dynamo(gm: torch.fx.GraphModule) -> list[tuple[int, ...] | None]:
+    """Of each output, as Dynamo's fake tensors have them; None where they are symbolic."""
+    (output,) = gm.graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], tuple | list) else [output.args[0]]
+    found: list[tuple[int, ...] | None] = []
+    for node in results:
+        value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+        known = isinstance(value, torch.Tensor) and all(
+            isinstance(n, int) for n in (*value.shape, *value.stride())
+        )
+        found.append(_stride(value) if known else None)
+    return found
+
+
+def _stride(value: torch.Tensor) -> tuple[int, ...]:
+    if not value.numel():
+        return ()
+    return tuple(step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return whole.set_(storage)  # type: ignore[call-overload, no-any-return]
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().clone()
+
+
+def _in_parts(found: Outcome) -> Outcome:
+    """The same of plain tensors alone."""
+
+    def plain(values: Sequence[Any]) -> list[Any]:
+        return [
+            part
+            for value in values
+            for part in (parts(value)[0] if isinstance(value, torch.Tensor) else [value])
+        ]
+
+    return Outcome(plain(found.outputs), plain(found.mutated), plain(found.gradients))
+
+
+def _in_float64(inputs: Sequence[Any]) -> list[Any]:
+    """Stand-ins with memory of their own. Raises TypeError where inputs share it."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if len({storage_id(value) for value in tensors}) < len(tensors) or any(map(is_subclass, tensors)):
+        raise TypeError("inputs share memory")
+    return [
+        alone(value, value.data.double() if value.dtype.is_floating_point else value.data)
+        if isinstance(value, torch.Tensor) else value
+        for value in inputs
+    ]  # fmt: skip
+
+
+def _autocast_dtypes() -> set[torch.dtype]:
+    kinds = ("cpu", "cuda")
+    return {torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+
+
+def _has_peers() -> bool:
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
+
+
+def _communicates(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether running the graph may take part in a collective operation."""
+    if any(is_subclass(value) for value in inputs if isinstance(value, torch.Tensor)):
+        return True
+    nodes = (
+        node
+        for module in gm.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    )
+    return any("c10d" in str(node.target) or "all_reduce" in str(node.target) for node in nodes)

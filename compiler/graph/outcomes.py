@@ -1,0 +1,272 @@
+"""Runs a graph on given inputs and compares what two forms of it give: outputs, changed inputs and gradients.
+
+The measure is a tensor's largest difference relative to its largest magnitude, within the tolerance of the lowest
+precision in the graph (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from msgspec import Struct
+
+from ..errors import VerifyFailed
+from . import targets
+from .numerics import TOLERANCE, difference, rounded_share
+
+
+class Outcome(Struct):
+    """mutated: the inputs that are tensors, after the call. gradients: of the inputs that require one."""
+
+    outputs: list[Any]
+    mutated: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+
+
+class AtenReference(NamedTuple):
+    """How exact ATen's value is. Computed on demand, because it takes further runs."""
+
+    noise: Callable[[], float]
+    """How far the value changes when the inputs change by a few units in the last place."""
+    exact: Callable[[], Any]
+    """The value in float64; None if ATen cannot compute it."""
+    rounded: bool = True
+    """Whether it was computed from floats; False: from integers alone."""
+
+
+def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
+    """Call `function`, which may change the inputs, and differentiate its outputs by them. The gradients of the outputs
+    are the same in every call. `mutated` holds the inputs themselves."""
+    sources = [_gradient_source(v) for v in inputs if isinstance(v, torch.Tensor) and v.requires_grad]
+    result = function(*inputs)
+    outputs = list(result) if isinstance(result, tuple | list) else [result]
+    gradients: list[torch.Tensor | None] = []
+    differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+    if differentiable and sources:
+        # The gradients of the outputs are random: equal ones would vanish in any normalization.
+        # They are drawn on the device: a CPU takes seconds for a language model's logits.
+        draws = {o.device: torch.Generator(o.device).manual_seed(1) for o in differentiable}
+        seeds = [
+            torch.randn(o.shape, generator=draws[o.device], device=o.device).to(o)
+            if type(o) in (torch.Tensor, torch.nn.Parameter)
+            else torch.ones_like(o)  # a DTensor, say
+            for o in differentiable
+        ]
+        with _without_autocast():
+            gradients = list(torch.autograd.grad(differentiable, sources, seeds, allow_unused=True))
+    mutated = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
+    return Outcome([_detached(o) for o in outputs], mutated, gradients)
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """As a program calls backward."""
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _gradient_source(value: torch.Tensor) -> Any:
+    """What autograd.grad differentiates by: for an activation its edge, as the graph may change it in place later."""
+    return value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+class EagerRounding:
+    """How exact eager's values are: how they change with their inputs, and what they are in float64.
+
+    Some values are nothing but rounding noise, such as the gradient of a bias that a batch norm cancels. Any two
+    correct programs then disagree by more than the tolerance. The noise also depends on the order of summation, which
+    changed inputs do not change; float64 shows that part.
+    """
+
+    def __init__(
+        self, expected: Outcome, nudged: Callable[[float], Outcome], exact: Callable[[], Outcome]
+    ) -> None:
+        """nudged(units): eager's outcome where each float of the inputs is off by so many units in the last place.
+        exact(): in float64; raises RuntimeError or TypeError if an operator of the graph does not take it."""
+        self._expected = expected
+        self._nudged = nudged
+        self._run_exact = exact
+
+    def of(self, name: str) -> AtenReference:
+        """Of the value with a name that `named` gives."""
+        return AtenReference(lambda: self._noise[name], lambda: self._exact.get(name))
+
+    @functools.cached_property
+    def _noise(self) -> dict[str, float]:
+        noise: dict[str, float] = {}
+        for nudge in (4.0, -4.0):
+            for name, want, have in _pairs(self._expected, self._nudged(nudge)):
+                found = difference(name, want, have, integer_share=rounded_share(0.0))[1]
+                noise[name] = max(noise.get(name, 0.0), found)
+        return noise
+
+    @functools.cached_property
+    def _exact(self) -> dict[str, Any]:
+        try:
+            return dict(named(self._run_exact()))
+        except (RuntimeError, TypeError):
+            return {}
+
+
+def compare(
+    expected: Outcome,
+    found: Outcome,
+    tolerance: float,
+    rounding: EagerRounding,
+    exact: Iterable[str] = (),
+) -> float:
+    """The largest difference of any value from eager's. exact: names of values that contain no rounding. Raises
+    VerifyFailed with the first value that differs."""
+    worst = 0.0
+    without_rounding = frozenset(exact)
+    gradient_floor = _gradient_floor(expected)
+    for name, want, have in _pairs(expected, found):
+        floor = gradient_floor if name.startswith("gradient") else 1e-3
+        share = 0.0 if name in without_rounding else rounded_share(tolerance)
+        residue = 20.0 * tolerance * gradient_floor
+        worst = max(worst, judge(name, want, have, rounding.of(name), floor, tolerance, share, residue))
+    return worst
+
+
+def judge(
+    name: str,
+    want: Any,
+    have: Any,
+    doubt: AtenReference,
+    floor: float,
+    tolerance: float,
+    integer_share: float,
+    residue: float,
+) -> float:
+    """The largest difference of a value from eager's. Raises VerifyFailed if it is too large to be rounding."""
+    relative, absolute = difference(name, want, have, floor, integer_share)
+    if (
+        not relative <= tolerance
+        and not absolute <= NOISE_MULTIPLE * doubt.noise()
+        and not _is_rounding(want, have, doubt.exact(), residue)
+    ):
+        if is_without_rounding(want):
+            raise VerifyFailed(f"{name} differs from eager in {_share(want, have)} integers")
+        raise VerifyFailed(
+            f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
+        )
+    return absolute
+
+
+def is_without_rounding(value: Any) -> bool:
+    """Whether it is a tensor of integers or booleans."""
+    return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def _share(want: torch.Tensor, have: torch.Tensor) -> str:
+    return f"{int((want != have).sum())} of {want.numel()}"
+
+
+def _is_rounding(want: Any, have: Any, exact: Any, residue: float) -> bool:
+    """Whether compiled code is about as near to float64 as eager is. A value that is much smaller than `residue` in
+    float64 is a sum of terms that cancel: it may be off by `residue`, because the terms' order decides what remains."""
+    if not isinstance(exact, torch.Tensor) or exact.dtype != torch.float64 or exact.shape != have.shape:
+        return False
+    own, theirs = (float((value.double() - exact).abs().max()) for value in (want, have))
+    # A backward's inputs are rounded already, so the exact sum is seldom 0.0.
+    if float(exact.abs().max()) <= 0.1 * residue:
+        return theirs <= residue
+    return theirs <= EXACT_MULTIPLE * own
+
+
+EXACT_MULTIPLE = 10.0
+"""Compiled code may be this many times as far from float64 as eager is, because it adds in another order."""
+
+
+NOISE_MULTIPLE = 20.0
+"""A value may differ by this many times what eager's value changes by when its inputs change by rounding errors."""
+
+
+def _pairs(want: Outcome, have: Outcome) -> Iterable[tuple[str, Any, Any]]:
+    if len(want.outputs) != len(have.outputs) or len(want.gradients) != len(have.gradients):
+        raise VerifyFailed(f"{len(have.outputs)} outputs where eager gives {len(want.outputs)}")
+    for (name, left), (_, right) in zip(named(want), named(have), strict=True):
+        yield name, left, right
+
+
+def named(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    """Each value with its name in messages."""
+    for kind, values in (
+        ("output", outcome.outputs),
+        ("input after the call", outcome.mutated),
+        ("gradient", outcome.gradients),
+    ):
+        for position, value in enumerate(values):
+            yield f"{kind} {position}", value
+
+
+def _gradient_floor(outcome: Outcome) -> float:
+    """The magnitude below which a gradient counts as zero: a thousandth of the graph's largest gradient."""
+    largest = [float(g.abs().max()) for g in outcome.gradients if g is not None and g.numel()]
+    finite = [value for value in largest if math.isfinite(value)]
+    return max(1e-3, 1e-3 * max(finite, default=0.0))
+
+
+def tolerance_of(gm: torch.fx.GraphModule, dtypes: Iterable[torch.dtype]) -> float:
+    """The tolerance of the lowest precision among `dtypes` (of inputs, outputs and autocast) and casts in the graph."""
+    found = set(dtypes)
+    for node in _all_nodes(gm):
+        found |= {a for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.dtype)}
+        if node.op == "call_method" and node.target in ("half", "bfloat16"):
+            found.add(torch.float16 if node.target == "half" else torch.bfloat16)
+    return max((TOLERANCE.get(dtype, 0.0) for dtype in found), default=5e-3) or 5e-3
+
+
+def dtypes_of(values: Iterable[Any]) -> set[torch.dtype]:
+    return {value.dtype for value in values if isinstance(value, torch.Tensor)}
+
+
+def random_node(gm: torch.fx.GraphModule) -> str:
+    """The name of the first node that draws random numbers, in the graph or a graph inside it; '' if there is none."""
+    calls = (node for node in _all_nodes(gm) if node.op in ("call_function", "call_method"))
+    return next((str(node) for node in calls if _draws(node)), "")
+
+
+def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph and of all graphs inside it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
+_RANDOM_WORDS = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "normal_",
+    "uniform_",
+    "exponential_",
+    "rrelu",
+)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else targets.target_name(node.target)
+    name = name.rpartition("ops.")[2].lower()
+    if "scaled_dot_product" in name:
+        return _argument(node, 4, "dropout_p", 0.0) != 0
+    if "dropout" in name:
+        return _argument(node, 1, "p", 0.5) != 0 and _argument(node, 2, "training", True) is not False
+    return any(word in name for word in _RANDOM_WORDS)
+
+
+def _argument(node: torch.fx.Node, position: int, name: str, default: object) -> object:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
