@@ -1,10 +1,10 @@
 """Caches signed artifacts on this machine by key, for all processes of the user.
 
 Layout: FOLDER/artifacts/<first two hex digits>/<key>, those of graphs and the team's programs; beside them, in
-FOLDER/lib, the libraries of artifacts that were loaded (shared_libraries.py), and in FOLDER/programs the records of
-functions that were traced here (programs/store.py). A file appears whole or not at all (temporary file in the same
-folder, then a rename). Its modification time is the last use, and trimming removes the least recently used first.
-Nothing here is trusted: who gets a file verifies its signature and digests, every time.
+FOLDER/programs, the records of functions that were traced here (programs/store.py). A file appears whole or not at all
+(temporary file in the same folder, then a rename). Its modification time is the last use, and trimming removes the
+least recently used first. Nothing here is trusted: who gets a file verifies its signature and digests, every time. So a
+folder of another user's is read all the same; nothing is written or removed there, since its links may lead anywhere.
 
 Any failure of the disk (full, read-only, no permission) costs a cache entry, never the run: it is logged
 once and the call says None or False.
@@ -17,12 +17,13 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.own_files import own_folder
 from ..atomic_file import locked, write_atomically
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,7 @@ _log = logging.getLogger(__name__)
 _HEX = frozenset("0123456789abcdef")
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600.0
-"""A temporary file older than this was left by a process that died. A library used since then stays: a process may be
-about to load it."""
+"""A temporary file older than this was left by a process that died."""
 
 
 class _CachedFile(NamedTuple):
@@ -41,7 +41,7 @@ class _CachedFile(NamedTuple):
 
 
 class DiskCache:
-    """A folder of artifacts and their libraries, with a limit in bytes. Safe for threads and processes that share it.
+    """A folder of artifacts, with a limit in bytes. Safe for threads and processes that share it.
 
     The limit is approximate: it is enforced on an instance's first put and every `trim_every` puts after,
     by one process at a time, and trims to nine tenths.
@@ -49,7 +49,6 @@ class DiskCache:
 
     def __init__(self, folder: Path, limit_bytes: int, *, trim_every: int = 32) -> None:
         self._root = folder / "artifacts"
-        self._libraries = folder / "lib"
         self._programs = folder / "programs"
         self._limit = limit_bytes
         self._trim_every = trim_every
@@ -59,24 +58,28 @@ class DiskCache:
 
     def get(self, key: str) -> bytes | None:
         """The artifact's bytes, or None. Marks it as used now. Raises ValueError unless `key` is hex."""
-        path = self._path(key)
+        path = self._root / _name(key)
         if self._limit <= 0:
             return None
         try:
-            data = path.read_bytes()
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return None
+                data = file.read()
+                with contextlib.suppress(OSError):  # a read-only disk: the bytes are good
+                    os.utime(descriptor)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._complain(error)
             return None
-        with contextlib.suppress(OSError):  # removed meanwhile, or a read-only disk: the bytes are good
-            os.utime(path)
         return data
 
     def put(self, key: str, data: bytes) -> bool:
         """Keep `data`; False when the disk would not take it. Raises ValueError unless `key` is hex."""
-        path = self._path(key)
-        stored = len(data) <= self._limit and self._write(path, data)
+        name = _name(key)
+        stored = len(data) <= self._limit and self._write(name, data)
         with self._lock:
             due = self._puts % self._trim_every == 0
             self._puts += 1
@@ -86,9 +89,10 @@ class DiskCache:
 
     def remove(self, key: str) -> None:
         """Forget an entry, e.g. one whose signature did not hold. Absent is fine."""
-        path = self._path(key)
+        name = _name(key)
         try:
-            path.unlink(missing_ok=True)
+            with own_folder(self._root) as root:
+                (root / name).unlink(missing_ok=True)
         except OSError as error:
             self._complain(error)
 
@@ -96,60 +100,62 @@ class DiskCache:
         """Remove the least recently used entries until nine tenths of the limit hold; skipped while another
         process trims."""
         try:
-            with locked(self._root / ".lock", wait=False) as held:
-                if held:
-                    self._trim()
+            with contextlib.ExitStack() as stack:
+                folders = [stack.enter_context(own_folder(self._root))]
+                if self._programs.exists():
+                    folders.append(stack.enter_context(own_folder(self._programs)))
+                if stack.enter_context(locked(folders[0] / ".lock", wait=False)):
+                    self._trim(folders)
         except OSError as error:
             self._complain(error)
 
-    def _path(self, key: str) -> Path:
-        if len(key) < 8 or not _HEX.issuperset(key):
-            raise ValueError(f"not a cache key: {key[:80]!r}")
-        return self._root / key[:2] / key
-
-    def _write(self, path: Path, data: bytes) -> bool:
+    def _write(self, name: str, data: bytes) -> bool:
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, data, prefix=_TEMPORARY)
+            with own_folder(self._root) as root:
+                path = root / name
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_atomically(path, data, prefix=_TEMPORARY)
         except OSError as error:
             self._complain(error)
             return False
         return True
 
-    def _trim(self) -> None:
-        entries = sorted(self._entries())
+    def _trim(self, folders: Sequence[Path]) -> None:
+        entries = sorted(_entries(*folders))
         total = sum(entry.size for entry in entries)
         if total <= self._limit:
             return
-        expired = time.time() - _STALE_SECONDS
         for entry in entries:
             if total <= self._limit * 0.9:
                 return
-            if entry.path.parent == self._libraries and entry.used > expired:
-                continue
             with contextlib.suppress(FileNotFoundError):
                 entry.path.unlink()
             total -= entry.size
-
-    def _entries(self) -> Iterator[_CachedFile]:
-        """Every artifact, library and program; drops stale temporary files on the way."""
-        expired = time.time() - _STALE_SECONDS
-        for path in chain(
-            self._root.glob("[0-9a-f][0-9a-f]/*"), self._libraries.glob("*"), self._programs.glob("*")
-        ):
-            try:
-                status = path.stat()
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                if not path.name.startswith("."):  # a draft
-                    yield _CachedFile(status.st_mtime, status.st_size, path)
-                elif status.st_mtime < expired:
-                    path.unlink()
-            except FileNotFoundError:
-                continue
 
     def _complain(self, error: OSError) -> None:
         with self._lock:
             first, self._complained = not self._complained, True
         if first:
             _log.warning("disk cache %s cannot be used: %s; going on without it", self._root, error)
+
+
+def _name(key: str) -> str:
+    if len(key) < 8 or not _HEX.issuperset(key):
+        raise ValueError(f"not a cache key: {key[:80]!r}")
+    return f"{key[:2]}/{key}"
+
+
+def _entries(artifacts: Path, *programs: Path) -> Iterator[_CachedFile]:
+    """Every artifact and program; drops stale temporary files on the way."""
+    expired = time.time() - _STALE_SECONDS
+    for path in chain(artifacts.glob("[0-9a-f][0-9a-f]/*"), *(folder.glob("*") for folder in programs)):
+        try:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if not path.name.startswith("."):  # a draft
+                yield _CachedFile(status.st_mtime, status.st_size, path)
+            elif status.st_mtime < expired:
+                path.unlink()
+        except FileNotFoundError:
+            continue

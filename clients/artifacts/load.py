@@ -1,8 +1,8 @@
 """Stage 10: a signed artifact in; a callable, forward and backward, out.
 
 The order matters: statement and signature, key, digests, toolchain, target, needs; then, and only then, is anything in
-the artifact unpickled, imported or mapped. The C++ libraries are written to this machine's cache under their
-digests and loaded from there; no compiler is called.
+the artifact unpickled, imported or mapped. What is loaded lies in a new folder that no other user can write to
+(shared_libraries.py); no compiler is called.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
 from ..capture.request import CapturedGraph
 from . import machine
-from .shared_libraries import cpp_libraries, triton_modules
+from .shared_libraries import cpp_libraries, loading_folder, triton_modules
 
 
 class _Collector:
@@ -88,13 +88,6 @@ def check_fit(opened: container.Artifact, request: schema.GraphRequest) -> None:
     machine.check_needs(opened.manifest.needs, machine.offered(), "this machine")
 
 
-def store_libraries(opened: container.Artifact, cache_dir: Path) -> None:
-    """Write a verified artifact's libraries to files, so that `load` finds them. Imports nothing: a thread may do this
-    while the program runs. Raises ArtifactError, CannotLoad."""
-    cpp_libraries(opened, cache_dir / "lib")
-    triton_modules(opened, cache_dir / "lib")
-
-
 def load(
     opened: container.Artifact, captured: CapturedGraph, inputs: Sequence[Any], cache_dir: Path
 ) -> Callable[..., Any]:
@@ -110,8 +103,8 @@ def load(
     for guard in opened.manifest.guards:
         if not bool(size_expr.evaluate(guard, captured.symints)):
             raise SizesDiffer(f"the artifact assumes {guard}, which does not hold here")
-    libraries = cpp_libraries(opened, cache_dir / "lib")
-    modules = triton_modules(opened, cache_dir / "lib")
+    libraries = cpp_libraries(opened, cache_dir)
+    modules = triton_modules(opened, cache_dir)
     try:
         with collector.paused():
             return bundle.deserialize(
@@ -119,6 +112,7 @@ def load(
                 libraries,
                 modules,
                 inputs,
+                loading_folder(cache_dir),
                 cudagraphs=captured.cudagraphs,
                 device_index=captured.device_index or 0,
                 groups=captured.groups,

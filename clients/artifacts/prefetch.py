@@ -204,7 +204,7 @@ class Prefetch:
 
     def _fetch(self, gateway: GatewayClient, key: str, trust: Trust, disk: DiskCache) -> PrefetchedArtifact:
         from ...compiler.artifact import container
-        from .shared_libraries import cpp_libraries, triton_modules
+        from .shared_libraries import store_libraries
 
         data = disk.get(key)
         fetched = data is None
@@ -213,9 +213,7 @@ class Prefetch:
         opened = container.verify(data, trust, key=key)
         if fetched:
             disk.put(key, data)
-        folder = self._settings.cache_dir / "lib"
-        cpp_libraries(opened, folder)
-        triton_modules(opened, folder)
+        store_libraries(opened, self._settings.cache_dir)
         return PrefetchedArtifact(data, opened, fetched)
 
     def _report_used(self, gateway: GatewayClient) -> None:

@@ -258,7 +258,7 @@ class StoreAgreement:
             if machine.problem and needs.keys() - {CUDA}:
                 raise CannotLoad(
                     f"a process of this job can load no library: {machine.problem}",
-                    hint="Give it a cache folder or a TMPDIR that is not mounted noexec",
+                    hint="Give it a TMPDIR or a cache folder that is its user's and not mounted noexec",
                 )
 
     # --- leading -------------------------------------------------------------------------------------------

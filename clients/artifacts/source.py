@@ -48,7 +48,7 @@ from .disk_cache import DiskCache
 from .machine import Machine, offered
 from .prefetch import Prefetch
 from .rank_agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
-from .shared_libraries import why_nothing_loads
+from .shared_libraries import store_libraries, why_nothing_loads
 from .takeover import Pending
 from .trust_store import TrustStore
 
@@ -339,7 +339,7 @@ class ArtifactSource:
             self._received.discard(wanted.key)
 
     def _stored_libraries(self, fetched: FetchedArtifact) -> FetchedArtifact:
-        load.store_libraries(fetched.opened, self._settings.cache_dir)
+        store_libraries(fetched.opened, self._settings.cache_dir)
         return fetched
 
     def _load_later(self, fetched: FetchedArtifact, wanted: ArtifactRequest) -> LoadedArtifact:
@@ -490,7 +490,7 @@ class ArtifactSource:
         run = launch.run if launch is not None else ""
         prefix = f"torchrelay/{_digest(f'{self._settings.job}/{run}')[:16]}/"
         agreement = StoreAgreement(AgreementStore(store, prefix), size - 1)
-        problem = why_nothing_loads(self._settings.cache_dir / "lib")
+        problem = why_nothing_loads(self._settings.cache_dir)
         agreement.machines.join(Machine(offered(), problem))
         return agreement
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from ...compiler import decoding
+from ...compiler import decoding, own_files
 from ...compiler.artifact import trust_document
 from ...compiler.artifact.signing import Trust, read_key
 from ...compiler.artifact.trust_document import KnownKeys, SignedDocument
-from ...compiler.errors import RelayError, SignatureError
+from ...compiler.errors import RelayError, SettingsError, SignatureError
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import locked, write_atomically
 from ..settings import ClientSettings
@@ -125,10 +125,10 @@ class TrustStore:
 def _read(path: Path) -> list[KnownKeys]:
     """The records of all installations; none for a file that cannot be read."""
     try:
-        return decoding.from_json(path.read_bytes(), type=list[KnownKeys])
+        return decoding.from_json(own_files.read_own(path, own_files.UNWRITABLE), type=list[KnownKeys])
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, SettingsError, msgspec.MsgspecError) as error:
         _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
         return []
 

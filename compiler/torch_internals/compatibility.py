@@ -36,7 +36,7 @@ torch._functorch._aot_autograd.aot_autograd_result:
 torch._inductor.async_compile: AsyncCompile.cpp_pybinding = (argtypes, source_code); .use_process_pool = ();
     CompiledTritonKernels.key = (kernel_src)
 torch._inductor.codecache: CppPythonBindingsCodeCache._load_library (path, key); .entry_function;
-    FxGraphCache.cache_hit_post_compile
+    FxGraphCache.cache_hit_post_compile; get_path = (basename, extension, specified_dir)
 torch._inductor.cudagraph_utils: BoxedDeviceIndex (value)
 torch._inductor.output_code: CompiledFxGraph.source_code; .device_idxs; .cache_key; ._triton_bundle
 torch._inductor.runtime.autotune_cache: AutotuneCache.create; inductor_meta_from_config = ()

@@ -17,6 +17,8 @@ from ...compiler.request import codec
 
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]
+MIN_TOKEN = 32
+"""Characters of a token that an operator chooses, at least."""
 
 
 def default_state_dir() -> Path:
@@ -54,6 +56,9 @@ class ServiceSettings(BaseSettings):
     tls_key_file: Path | None = None
     """The certificate's private key, PEM."""
     tls_key_password: SecretStr | None = None
+    forwarded_allow_ips: str = Field(default_factory=lambda: os.environ.get("FORWARDED_ALLOW_IPS", ""))
+    """Addresses and networks of the proxies whose X-Forwarded-For and -Proto are believed, with commas between; '':
+    nobody's. Default: FORWARDED_ALLOW_IPS, as uvicorn reads it."""
     public_url: str = ""
     """How clients reach the gateway, for the credentials file of `up`; default the address that it listens on."""
     state_dir: Path = Field(default_factory=default_state_dir)
@@ -94,7 +99,7 @@ class ServiceSettings(BaseSettings):
     """How the ranks of training jobs reach the gateway; default public_url, or the address that it listens on."""
 
     # who
-    token: SecretStr | None = Field(default=None, min_length=32)
+    token: SecretStr | None = Field(default=None, min_length=MIN_TOKEN)
     """A token with every role. Other tokens are records in Redis (service/access/tokens.py)."""
     token_allow_source: bool | None = None
     """Whether that token may send source that runs at compile time. Default: only where `up` starts the whole service,
@@ -112,9 +117,9 @@ class ServiceSettings(BaseSettings):
     trusted_public_keys: str = ""
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here. With a signer, it
     is a setting of the signer."""
-    signer_token: SecretStr | None = Field(default=None, min_length=32)
+    signer_token: SecretStr | None = Field(default=None, min_length=MIN_TOKEN)
     """Of the signer, and of who may have artifacts signed there and read which keys there are."""
-    signer_admin_token: SecretStr | None = Field(default=None, min_length=32)
+    signer_admin_token: SecretStr | None = Field(default=None, min_length=MIN_TOKEN)
     """Of the signer, and of who may also change its keys: gateways."""
 
     # how much

@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 from prometheus_client.multiprocess import mark_process_dead
-from pydantic import SecretStr
 from uvicorn.loops.auto import auto_loop_factory
 
 from ...compiler.artifact.signing import key_text
@@ -41,9 +40,7 @@ def serve(settings: ServiceSettings, *, credentials: Path, processes: int) -> No
         raise SettingsError(f"--workers is {processes}", hint="Give 1 or more")
     tls.check(settings)
     if settings.token is None:
-        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        token = SecretStr(state_folder.owner_token(settings.state_dir))
-        settings = settings.model_copy(update={"token": token})
+        settings = settings.model_copy(update={"token": state_folder.owner_token(settings.state_dir)})
     listener = listen(settings.host, settings.port, any_port_will_do="port" not in settings.model_fields_set)
     with listener:
         settings = with_public_url(settings, listener)

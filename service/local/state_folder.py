@@ -22,11 +22,14 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from pydantic import SecretStr
 
 from ...compiler.errors import SettingsError, Unavailable
+from ...compiler.own_files import read_own
 from ...workers.pool import short_directory
 from ..access.tokens import new_token
-from ..storage.private_files import write_private
+from ..base.settings import MIN_TOKEN
+from ..storage.private_files import private_folder, write_private
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +41,9 @@ RUNTIME_PREFIX = "torchrelay-"
 
 @asynccontextmanager
 async def exclusive(state_dir: Path) -> AsyncIterator[int]:
-    """Hold the folder's lock; yields its file descriptor. Raises Unavailable when another service has it."""
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Hold the folder's lock; yields its file descriptor. Raises Unavailable when another service has it, SettingsError
+    for a folder to which others may write."""
+    private_folder(state_dir)
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         until = time.monotonic() + _LOCK_SECONDS
@@ -84,14 +88,20 @@ def runtime_directory(state_dir: Path) -> Iterator[Path]:
         note.unlink(missing_ok=True)
 
 
-def owner_token(state_dir: Path) -> str:
-    """The token in the state folder, made on the first start. Raises SettingsError if others may read it."""
+def owner_token(state_dir: Path) -> SecretStr:
+    """The token in the state folder, made on the first start. Raises SettingsError if another user owns the file or may
+    read it, or if it holds no token."""
+    private_folder(state_dir)
     path = state_dir / "token"
     if not path.exists():
-        write_private(path, new_token().encode())
-    if path.stat().st_mode & 0o077:
-        raise SettingsError(f"{path} is readable by others", hint=f"chmod 600 {path}")
-    return path.read_text().strip()
+        write_private(path, new_token().encode(), replace=False)  # gateways may start at one time
+    text = read_own(path).decode(errors="replace").strip()
+    if len(text) < MIN_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
+        raise SettingsError(
+            f"{path} holds no token of {MIN_TOKEN} visible characters or more",
+            hint="Remove it, and the next start makes another; or restore it from a backup",
+        )
+    return SecretStr(text)
 
 
 def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str], namespace: str) -> None:

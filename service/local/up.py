@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from ...workers.pool import EarlyServer, WorkerPool
 from ..base.settings import ServiceSettings
 from ..gateway.http import tls
@@ -54,9 +52,7 @@ async def _start_parts(
     """Starts what the gateway needs. Yields the settings to reach it, and the pool."""
     async with state_folder.exclusive(settings.state_dir) as lock:
         if settings.token is None:
-            settings = settings.model_copy(
-                update={"token": SecretStr(state_folder.owner_token(settings.state_dir))}
-            )
+            settings = settings.model_copy(update={"token": state_folder.owner_token(settings.state_dir)})
         for permission in ("token_allow_source", "token_allow_programs", "training"):
             if getattr(settings, permission) is None:
                 settings = settings.model_copy(update={permission: True})

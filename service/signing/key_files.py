@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ...compiler.artifact.signing import key_id, read_key
 from ...compiler.errors import SettingsError
+from ...compiler.own_files import read_own
 from ..storage.private_files import write_private
 
 
@@ -41,12 +41,10 @@ class FileKeys:
 
 
 def read_private(path: Path) -> Ed25519PrivateKey:
-    """The private key at `path` (PEM, PKCS 8). Raises SettingsError for a file that others may read, or that holds
-    no Ed25519 key."""
+    """The private key at `path` (PEM, PKCS 8). Raises SettingsError for a file that another user owns or may read, or
+    that holds no Ed25519 key."""
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise SettingsError(f"{path} is readable by others", hint=f"chmod 600 {path}")
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        key = load_pem_private_key(read_own(path), password=None)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -27,7 +27,8 @@ from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.signing import PrivateKey, key_id, key_text
 from ...compiler.artifact.trust_document import ListedKey, sign_document
 from ...compiler.errors import MalformedRequest, NotFound, RelayError, SettingsError, SignatureError
-from ..storage.private_files import write_private
+from ...compiler.own_files import UNWRITABLE, read_own
+from ..storage.private_files import private_folder, write_private
 from .key_files import FileKeys
 from .key_store import KeyStore
 from .trusted_keys import LoadedRing, Ring, TrustedKeys, document_of
@@ -70,7 +71,7 @@ class Keyring(TrustedKeys):
         self._sites = sites
         self._files = FileKeys(folder)
         self._store = store or self._files
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         with self._locked():
             if not (folder / _RING).exists():
                 self._write(Ring(serial=1, epoch=0, changed=int(clock()), keys=[self._new_key()], revoked=[]))
@@ -181,7 +182,7 @@ class Keyring(TrustedKeys):
     def _load(self) -> Ring:
         path = self.folder / _RING
         try:
-            return decoding.from_json(path.read_bytes(), type=Ring)
+            return decoding.from_json(read_own(path, UNWRITABLE), type=Ring)
         except msgspec.MsgspecError as error:
             raise SettingsError(f"{path} cannot be read: {error}", hint="Restore it from a backup") from None
 

@@ -1,19 +1,13 @@
-"""Makes private folders: some are locked while their process runs, some have a path short enough for Unix sockets.
-
-`make` also removes folders with the same prefix that a crash left behind: their locks are free. A process that
-inherits a lock holds it too.
-"""
+"""Makes private folders: some are locked while their process runs, some have a path short enough for Unix sockets."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-import stat
 import sys
 import tempfile
 from pathlib import Path
 
+from ...compiler import own_files
 from ...compiler.errors import Unavailable
 
 JOBS = "torchrelay-jobs-"
@@ -24,56 +18,20 @@ _SOCKET_ROOM = 43
 
 
 def make(root: str | None, prefix: str = JOBS) -> tuple[Path, int]:
-    """A new folder and the file descriptor of its lock, which holds as long as any process has it open."""
-    place = Path(root or tempfile.gettempdir())
-    _remove_abandoned(place, prefix)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        lock = _locked(folder)
-        if (
-            lock is not None and folder.exists()
-        ):  # otherwise another process removed it as abandoned, between the two calls
-            return folder, lock
-        if lock is not None:
-            os.close(lock)
+    """As own_files.new_folder. root: None for the machine's temporary directory."""
+    return own_files.new_folder(Path(root or tempfile.gettempdir()), prefix)
 
 
 def shared(named: str | None) -> Path | None:
     """The folder that all slots of this user share; None, with a message, if other users may write to it."""
     folder = Path(named or Path(tempfile.gettempdir()) / f"torchrelay-shared-{os.getuid()}")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{folder} is not this user's alone")
+        with own_files.own_folder(folder):
+            pass
     except OSError as error:
         print(f"C++ headers are compiled for each job: {error}", file=sys.stderr, flush=True)
         return None
     return folder
-
-
-def _remove_abandoned(place: Path, prefix: str) -> None:
-    for folder in place.glob(f"{prefix}*"):
-        lock = _locked(folder)
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-
-def _locked(folder: Path) -> int | None:
-    """None if it is another user's, in use, or gone."""
-    try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if os.fstat(opened).st_uid == os.getuid():
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return opened
-    except BlockingIOError:
-        pass
-    os.close(opened)
-    return None
 
 
 def short_directory(prefix: str) -> Path:

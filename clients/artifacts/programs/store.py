@@ -15,6 +15,7 @@ import msgspec
 
 from ....compiler import decoding
 from ....compiler.artifact.programs.records import LIMIT_BYTES, REVISION, FrameProgram, ProgramFile
+from ....compiler.own_files import own_folder, read_own
 from ....compiler.request import codec
 from ...atomic_file import locked, write_atomically
 from ...reports.run_report import process_report
@@ -22,6 +23,7 @@ from ...reports.run_report import process_report
 _VARIANTS = 16
 """Of one frame; the oldest go."""
 _MAC_BYTES = 32
+_KEY_BYTES = 32
 _KEY_FILE = "programs.key"
 _SOME = "a function"
 """A file's name is a digest: which function it is of is not known here."""
@@ -57,8 +59,8 @@ class ProgramStore:
             variants = [each for each in self.read(key) if each != program][1 - _VARIANTS :]
             file = ProgramFile(revision=REVISION, variants=[*variants, program])
             body = codec.compress(msgspec.msgpack.encode(file))
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(self._folder / key, body + self._mac(key, body))
+            with own_folder(self._folder) as folder:
+                write_atomically(folder / key, body + self._mac(key, body))
         except Exception as error:
             process_report().traced(_SOME, f"its record cannot be kept: {error}")
 
@@ -69,9 +71,9 @@ class ProgramStore:
         if self._key is None:
             with locked(self._key_path.with_suffix(".lock")):  # ranks start at one time
                 if not self._key_path.exists():
-                    write_atomically(self._key_path, secrets.token_bytes(32))
-            found = self._key_path.read_bytes()
-            if len(found) != 32 or self._key_path.stat().st_mode & 0o077:
-                raise PermissionError(f"{self._key_path} is not this user's own key")
+                    write_atomically(self._key_path, secrets.token_bytes(_KEY_BYTES))
+            found = read_own(self._key_path)
+            if len(found) != _KEY_BYTES:
+                raise ValueError(f"{self._key_path} does not hold {_KEY_BYTES} bytes")
             self._key = found
         return self._key

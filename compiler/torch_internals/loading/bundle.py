@@ -12,7 +12,7 @@ from .. import compatibility
 from ..dynamo.programs import generated_code
 from ..triton.extensions import prebuilt_extensions
 from .light_imports import needs_no_lowering, unpickle, with_light_imports, without_lowering_import
-from .prebuilt_libraries import install_library_lookup, prebuilt_libraries
+from .prebuilt_libraries import install_library_lookup, loading_from
 from .preload import preload_loader
 from .relocation import move_to_device, rename_process_groups
 
@@ -22,6 +22,7 @@ def deserialize(
     libraries: Mapping[tuple[tuple[str, ...], str], Path],
     triton_modules: Mapping[str, Path],
     inputs: Sequence[Any],
+    folder: Path,
     *,
     cudagraphs: bool,
     device_index: int = 0,
@@ -34,7 +35,8 @@ def deserialize(
     inputs and the caller's CUDA-graph choice, and leaves guards to the caller.
 
     libraries: C++ kernels, by what generated code asks for. triton_modules: Triton's own C extensions, by
-    triton_module_id. inputs: the example inputs Dynamo gave. device_index: the GPU to run on (artifacts are
+    triton_module_id. inputs: the example inputs Dynamo gave. folder: this process's own, for generated code and GPU
+    binaries; no other user can write to it. device_index: the GPU to run on (artifacts are
     compiled for GPU 0). groups: what generated code calls a process group, and its name here. Raises Unsupported
     with a torch that lacks what this needs (compatibility.py).
     """
@@ -64,19 +66,15 @@ def deserialize(
         prebuilt_extensions.add(triton_modules)
     install_library_lookup()
     generated_code.install()
-    prebuilt_libraries.table = libraries
-    light = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(loading_from(libraries, folder))
         if without_lowering:
-            light.enter_context(without_lowering_import())
+            stack.enter_context(without_lowering_import())
         compiled = entry.wrap_post_compile(
             list(inputs),
             entry.sanitized_aot_config,
             {"cudagraphs": BoxedBool(cudagraphs), "boxed_forward_device_index": BoxedDeviceIndex(None)},
         )
-    finally:
-        light.close()
-        prebuilt_libraries.table = None
 
     @functools.wraps(compiled)
     def call(*args: Any) -> Any:

@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...forking.fork_safe_lock import ForkSafeLock
+from ..dynamo.programs import generated_code
 from ..triton.keys import kernel_key
 
 
 class _PrebuiltLibraries(threading.local):
-    """The prebuilt C++ libraries of the artifact that this thread is loading."""
+    """The prebuilt C++ libraries of the artifact that this thread is loading, and the folder for its other files."""
 
     table: Mapping[tuple[tuple[str, ...], str], Path] | None = None
+    folder: Path | None = None
 
 
 prebuilt_libraries = _PrebuiltLibraries()
+_TRITON = "TRITON_CACHE_DIR"
+
+
+class _TritonFolder:
+    """TRITON_CACHE_DIR while any thread loads an artifact: Triton and Inductor run what lies there under a predictable
+    name. Only the whole process can have another. What other threads compile meanwhile is kept there too."""
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self._inside = 0
+        self._before: str | None = None
+
+    @contextlib.contextmanager
+    def set(self, folder: Path) -> Iterator[None]:
+        with self._lock:
+            if not self._inside:
+                self._before = os.environ.get(_TRITON)
+                os.environ[_TRITON] = str(folder)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    if self._before is None:
+                        os.environ.pop(_TRITON, None)
+                    else:
+                        os.environ[_TRITON] = self._before
+
+
+_triton_folder = _TritonFolder()
+
+
+@contextlib.contextmanager
+def loading_from(libraries: Mapping[tuple[tuple[str, ...], str], Path], folder: Path) -> Iterator[None]:
+    """In the block, this thread loads an artifact. libraries: its C++ kernels, by argument types and source. folder:
+    where its generated code and its GPU binaries lie; nothing else is run, whatever the cache folders of PyTorch and
+    Triton hold, to which others may have written."""
+    prebuilt_libraries.table, prebuilt_libraries.folder = libraries, folder
+    try:
+        with generated_code.only_from(folder), _triton_folder.set(folder / "triton"):
+            yield
+    finally:
+        prebuilt_libraries.table = prebuilt_libraries.folder = None
 
 
 def install_library_lookup() -> None:
-    """For the thread that loads an artifact, and else as before: AsyncCompile.cpp_pybinding asks the artifact
-    first, CompiledTritonKernels.key names its kernels as the worker did, use_process_pool starts no processes
-    (there is nothing to compile), autotune_cache's inductor_meta_from_config says that there are no tuning
-    caches to consult (winners are in the artifact), rather than digest every source file of Triton, and AutotuneCache
-    has none, rather than digest every source file of PyTorch."""
+    """For the thread that loads an artifact, and else as before: AsyncCompile.cpp_pybinding asks the artifact first,
+    codecache.get_path names a file in the artifact's folder, CompiledTritonKernels.key names its kernels as the worker
+    did, use_process_pool starts no processes (there is nothing to compile), autotune_cache's inductor_meta_from_config
+    says that there are no tuning caches to consult (winners are in the artifact), rather than digest every source file
+    of Triton, and AutotuneCache has none, rather than digest every source file of PyTorch."""
+    from torch._inductor import codecache
     from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._inductor.runtime import autotune_cache
@@ -44,6 +95,14 @@ def install_library_lookup() -> None:
 
     cpp_pybinding._torchrelay = True  # type: ignore[attr-defined]
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+    upstream_path = codecache.get_path
+
+    def get_path(basename: str, extension: str, specified_dir: str = "") -> tuple[str, str, str]:
+        if prebuilt_libraries.folder is not None:
+            specified_dir = str(prebuilt_libraries.folder / "python")
+        return upstream_path(basename, extension, specified_dir)
+
+    codecache.get_path = get_path
     upstream_key = CompiledTritonKernels.key
 
     def key(kernel_src: str) -> str:

@@ -25,7 +25,7 @@ _bearer = HTTPBearer(
 
 
 def address_of(request: Request) -> str:
-    """The client's; behind a proxy on this machine, what that has put into X-Forwarded-For. '' on a Unix socket."""
+    """The client's; behind a proxy that the settings name, what that put into X-Forwarded-For. '' on a Unix socket."""
     return request.client.host if request.client else ""
 
 

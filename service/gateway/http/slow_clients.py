@@ -31,6 +31,7 @@ def server_options(settings: ServiceSettings) -> dict[str, Any]:
         "log_config": None,
         "access_log": False,
         "server_header": False,
+        "forwarded_allow_ips": settings.forwarded_allow_ips,
         "timeout_keep_alive": _IDLE_SECONDS,
         "timeout_graceful_shutdown": _SHUTDOWN_SECONDS,
     }

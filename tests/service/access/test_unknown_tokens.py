@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -15,8 +15,10 @@ from service_parts import RedisServer, Running
 from torchrelay.compiler.errors import RateLimited, Unauthenticated
 from torchrelay.service.access import unknown_tokens
 from torchrelay.service.access.unknown_tokens import UnknownTokens
+from torchrelay.service.base.settings import ServiceSettings
 
 Ask = Callable[[str], httpx2.Response]
+StartGateway = Callable[..., Running]
 WRONG = (f"{number:043}" for number in itertools.count())
 
 
@@ -57,14 +59,40 @@ def test_an_address_that_tries_tokens_waits_and_good_tokens_do_not(
     assert http.get("/v1/stats").status_code == 200
 
 
-def test_behind_a_proxy_on_this_machine_each_client_is_counted(few: None, gateway: Running) -> None:
+def answers(gateway: Running, addresses: Iterable[str]) -> list[int]:
+    """To unknown tokens of clients that a proxy says have these addresses."""
     with gateway.http(None) as http:
-        for address in ("192.0.2.1", "192.0.2.2"):
-            headers = [
-                {"Authorization": f"Bearer {next(WRONG)}", "X-Forwarded-For": address} for _ in range(6)
-            ]
-            answers = [http.get("/v1/stats", headers=each).status_code for each in headers]
-            assert answers == [401] * 5 + [429]
+        return [
+            http.get(
+                "/v1/stats", headers={"Authorization": f"Bearer {next(WRONG)}", "X-Forwarded-For": address}
+            ).status_code
+            for address in addresses
+        ]
+
+
+def test_behind_a_proxy_that_the_settings_name_each_client_is_counted(
+    few: None, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(forwarded_allow_ips="127.0.0.1, 192.0.2.0/24")
+    for address in ("192.0.2.1", "198.51.100.2"):
+        assert answers(gateway, [address] * 6) == [401] * 5 + [429]
+
+
+@pytest.mark.parametrize("named", ["", "192.0.2.7"])
+def test_who_is_no_such_proxy_is_one_address_whatever_the_header_says(
+    few: None, start_gateway: StartGateway, named: str
+) -> None:
+    gateway = start_gateway(forwarded_allow_ips=named)
+    found = answers(gateway, [f"203.0.113.{number}" for number in range(8)])
+    assert found == [401] * 5 + [429] * 3
+    assert answers(gateway, ["203.0.113.0"]) == [429]
+
+
+def test_proxies_are_named_as_uvicorn_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.0.0.0/8")
+    assert ServiceSettings().forwarded_allow_ips == "10.0.0.0/8"
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS")
+    assert ServiceSettings().forwarded_allow_ips == ""
 
 
 def test_a_token_that_has_ended_counts_as_unknown(ask: Ask, http: httpx2.Client) -> None:

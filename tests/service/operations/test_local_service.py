@@ -15,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 from structlog.testing import CapturingLogger
+from torchrelay.compiler.artifact.signing import key_id
 from torchrelay.compiler.errors import SettingsError, Unavailable
 from torchrelay.service.local import listening, state_folder
 from torchrelay.service.local.redis_server import RedisServer, find_server
+from torchrelay.service.signing.key_files import FileKeys
 
 
 def test_a_taken_port_is_refused_or_replaced_as_asked():
@@ -32,13 +34,70 @@ def test_a_taken_port_is_refused_or_replaced_as_asked():
 
 def test_the_owners_token_is_made_once_and_must_be_private(tmp_path):
     token = state_folder.owner_token(tmp_path / "s")
-    assert len(token) >= 32
+    assert len(token.get_secret_value()) >= 32
     assert state_folder.owner_token(tmp_path / "s") == token
     path = tmp_path / "s" / "token"
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
     with pytest.raises(SettingsError, match="readable by others"):
         state_folder.owner_token(tmp_path / "s")
+
+
+@pytest.mark.parametrize("content", ["", "\n", "short", "x" * 31, "x" * 20 + " " + "x" * 20, "\u00e9" * 40])
+def test_a_file_without_a_token_is_refused_and_not_taken_for_one(tmp_path, content):
+    (tmp_path / "token").write_text(content)
+    (tmp_path / "token").chmod(0o600)
+    with pytest.raises(SettingsError, match="holds no token of 32 visible characters or more") as error:
+        state_folder.owner_token(tmp_path)
+    assert "Remove it" in error.value.advice
+    assert (tmp_path / "token").read_text() == content
+
+
+def test_gateways_that_start_at_one_time_make_one_token(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from torchrelay.service.local import state_folder\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for n in range(50): print(state_folder.owner_token(Path(sys.argv[1], str(n))).get_secret_value())\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for each in started:
+        assert each.stdout.readline() == "ready\n"
+    for each in started:
+        each.stdin.write("\n")
+        each.stdin.flush()
+    tokens = [each.communicate(timeout=60)[0].splitlines() for each in started]
+    assert len(tokens[0]) == 50
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_a_state_folder_in_which_others_may_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(SettingsError, match="is writable by others") as error:
+        state_folder.owner_token(tmp_path)
+    assert error.value.advice == f"chmod 755 {tmp_path}"
+
+    async def scenario():
+        async with state_folder.exclusive(tmp_path):
+            pass
+
+    with pytest.raises(SettingsError, match="is writable by others"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("what", ["token", "folder", "key"])
+def test_what_another_user_owns_is_refused_whatever_its_mode(tmp_path, what):
+    folder = tmp_path / "s"
+    state_folder.owner_token(folder)
+    name = FileKeys(folder).make().public_key()
+    path = {"token": folder / "token", "folder": folder, "key": folder / f"{key_id(name)}.pem"}[what]
+    os.chown(path, 65534, 65534)
+    with pytest.raises(SettingsError, match=r"belongs to another user \(uid 65534") as error:
+        FileKeys(folder).load(key_id(name)) if what == "key" else state_folder.owner_token(folder)
+    assert f"chown 0 {path}" in error.value.advice
 
 
 def test_credentials_are_private_and_replace_an_open_file_whole(tmp_path):

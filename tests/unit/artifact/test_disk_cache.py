@@ -10,14 +10,12 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torchrelay.clients.artifacts.disk_cache import DiskCache
-from torchrelay.clients.artifacts.shared_libraries import store_library
 
 
 def key(n: int) -> str:
@@ -177,39 +175,3 @@ def test_readers_see_whole_files_while_others_write_and_trim(tmp_path: Path) -> 
     DiskCache(tmp_path, 20_000).trim()
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 20_000
     assert not [path for path in files(tmp_path) if path.name.startswith(".tmp-")]
-
-
-def library(folder: Path, text: bytes, *, age_seconds: float) -> Path:
-    path = store_library(text, folder / "lib")
-    os.utime(path, (time.time() - age_seconds,) * 2)
-    return path
-
-
-@pytest.mark.parametrize("limit", [0, 1000])
-def test_libraries_count_and_those_in_use_stay(tmp_path: Path, limit: int) -> None:
-    old = library(tmp_path, b"o" * 900, age_seconds=7200)
-    used_again = library(tmp_path, b"u" * 10, age_seconds=7200)
-    assert store_library(b"u" * 10, tmp_path / "lib") == used_again
-    new = library(tmp_path, b"n" * 50, age_seconds=60)
-    draft = tmp_path / "lib" / ".left-by-a-dead-process"
-    draft.touch()
-    os.utime(draft, (time.time() - 7200,) * 2)
-    assert DiskCache(tmp_path, limit).put(key(1), b"x" * 100) == (limit > 0)
-    assert not old.exists() and not draft.exists()
-    assert used_again.exists() and new.exists()
-
-
-def test_libraries_are_not_trimmed_below_the_limit(tmp_path: Path) -> None:
-    old = library(tmp_path, b"o" * 800, age_seconds=7200)
-    assert DiskCache(tmp_path, 1000).put(key(1), b"x" * 100)
-    assert old.exists()
-
-
-def test_a_folder_where_an_artifact_should_be_does_not_stop_the_trimming(tmp_path: Path) -> None:
-    for folder in (tmp_path / "artifacts" / key(1)[:2] / key(1), tmp_path / "lib" / ".left"):
-        folder.mkdir(parents=True)
-        os.utime(folder, (0, 0))
-    cache = DiskCache(tmp_path, 1000, trim_every=1)
-    for n in range(2, 5):
-        assert cache.put(key(n), b"x" * 400)
-    assert len(files(tmp_path)) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_an_artifact_is_not_unpickled_where_loading_it_lacks_a_symbol(
 ) -> None:
     monkeypatch.setitem(compatibility.TABLE, "load", "torch._inductor.utils: BoxedBool._gone")
     with pytest.raises(Unsupported, match=r"BoxedBool\._gone is missing"):
-        bundle.deserialize(b"no pickle", {}, {}, [], cudagraphs=False)
+        bundle.deserialize(b"no pickle", {}, {}, [], Path(), cudagraphs=False)
 
 
 def test_a_worker_is_not_ready_and_says_which_symbol_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

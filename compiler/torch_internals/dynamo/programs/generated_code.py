@@ -12,6 +12,7 @@ import hashlib
 import marshal
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -22,6 +23,8 @@ _MOST_BYTES = 16 << 20
 class _Thread(threading.local):
     made: dict[str, CodeType] | None = None
     known: Mapping[str, bytes] = {}
+    only_from: str = ""
+    """The folder of this thread's files, with a separator at its end."""
 
 
 _thread = _Thread()
@@ -48,6 +51,16 @@ def known(bytecode: Mapping[str, bytes]) -> Iterator[None]:
         _thread.known = before
 
 
+@contextlib.contextmanager
+def only_from(folder: Path) -> Iterator[None]:
+    """In the block, this thread runs no generated code from a file elsewhere."""
+    before, _thread.only_from = _thread.only_from, str(folder / "_")[:-1]
+    try:
+        yield
+    finally:
+        _thread.only_from = before
+
+
 def write(made: Mapping[str, CodeType]) -> dict[str, bytes]:
     """For `known`, as much as has room."""
     found: dict[str, bytes] = {}
@@ -61,13 +74,16 @@ def write(made: Mapping[str, CodeType]) -> dict[str, bytes]:
 
 
 def install() -> None:
-    """Have PyTorch ask here when it compiles generated code (compile_tasks._reload_python_module)."""
+    """Have PyTorch ask here when it compiles generated code, which it reads from a file
+    (compile_tasks._reload_python_module)."""
     from torch._inductor.runtime import compile_tasks
 
     vars(compile_tasks).setdefault("compile", _compile)
 
 
 def _compile(source: Any, filename: Any, mode: str, **options: Any) -> Any:
+    if not str(filename).startswith(_thread.only_from):
+        raise PermissionError(f"{filename} is not in the folder of the artifact's code")
     if _thread.made is None and not _thread.known:
         return builtins.compile(source, filename, mode, **options)
     digest = hashlib.sha256(f"{mode} {options}\n{source}".encode()).hexdigest()
