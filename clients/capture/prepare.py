@@ -13,6 +13,7 @@ from ...compiler.errors import BindingMismatch
 from ...compiler.graph.annotations import refuse_annotations
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema
+from ...compiler.torch_internals.dynamo import aliasing
 from .configuration import Mode
 from .dtensor_edges import LocalGraph, to_local_tensors
 from .held_tensors import HoistedGraph, hoist_tensors
@@ -74,6 +75,7 @@ def prepare(
     )
     prepared = PreparedGraph(captured, hoisted, local)
     check_binding(prepared, _placeholders(gm))
+    _guard_memory(gm, prepared)
     return prepared
 
 
@@ -100,6 +102,22 @@ def check_binding(prepared: PreparedGraph, names: Sequence[str]) -> None:
         differs = _difference(spec, value, gradients=taken[position] not in shards)
         if differs:
             raise BindingMismatch(f"input {position} ({taken[position]!r}): {differs}")
+
+
+def _guard_memory(gm: torch.fx.GraphModule, prepared: PreparedGraph) -> None:
+    """Have Dynamo trace again when inputs overlap in another way than in the request."""
+    nodes = {node.name: node for node in gm.graph.nodes if node.op == "placeholder"}
+    sharing: dict[int, list[tuple[torch.fx.Node, torch.Tensor]]] = {}
+    described = zip(
+        _placeholders(prepared.local.gm), prepared.captured.request.inputs, prepared.local.inputs, strict=True
+    )
+    for name, spec, value in described:
+        if isinstance(spec, schema.TensorInput) and spec.storage >= 0 and name in nodes:
+            node = nodes[name]
+            sharing.setdefault(spec.storage, []).append((node, node.meta.get("example_value", value)))
+    for inputs in sharing.values():
+        if len(inputs) > 1:
+            aliasing.guard_overlap(inputs)
 
 
 def _placeholders(gm: torch.fx.GraphModule) -> list[str]:

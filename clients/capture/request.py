@@ -58,8 +58,10 @@ def capture(
     """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (spread.py). Raises
     Unsupported, BadOption, LimitExceeded or TuningLockError; changes nothing."""
     values = _placeholder_values(gm, example_inputs)
-    symbols = _Symbols(values)
-    inputs = _inputs(values, gm, symbols)
+    groups_of_storage = _storage_groups(values)
+    bases = _bases(values, groups_of_storage)
+    symbols = _Symbols([*values, *(base for base, _ in bases)])
+    inputs = _inputs(values, gm, symbols, groups_of_storage)
     sources = KernelSources()
     encoded, constants = encode.encode_graph(gm, symbols=symbols.names, kernels=sources.position)
     index = _device_index(gm, values)
@@ -85,6 +87,7 @@ def capture(
         meshes=list(meshes),
         libraries=[local_library(name) for name in libraries_of(encoded)],
         exact_sizes=symbols.are_exact(),
+        bases=_described_bases(bases, values, groups_of_storage, symbols),
     )
     if lock is not None:
         request = lock.pin(request)
@@ -141,6 +144,10 @@ class _Symbols:
         except BadExpression as error:
             raise Unsupported(f"an input's size cannot be sent: {error.message}") from error
 
+    def know(self, size: Any) -> bool:
+        """Whether a size is a number, or made of these symbols alone."""
+        return isinstance(size, int) or symbolic_shapes.sym_expr(size).free_symbols <= self.names.keys()
+
     def described(self) -> list[schema.Symbol]:
         found = []
         for symbol, name in self.names.items():
@@ -173,11 +180,20 @@ class _Symbols:
         return {name: symbolic_shapes.symint_of(self.env, symbol) for symbol, name in self.names.items()}
 
 
-def _inputs(values: Sequence[Any], gm: torch.fx.GraphModule, symbols: _Symbols) -> list[schema.Input]:
+def _inputs(
+    values: Sequence[Any], gm: torch.fx.GraphModule, symbols: _Symbols, groups: Mapping[int, int]
+) -> list[schema.Input]:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    groups = _storage_groups(values)
+    reaches_past = _reads_past_a_view(gm)
     return [
-        _input(position, value, node, groups.get(position, -1), symbols)
+        _input(
+            f"input {position}",
+            value,
+            tracing.static_input_type(node),
+            groups.get(position, -1),
+            symbols,
+            reaches_past,
+        )
         for position, (value, node) in enumerate(zip(values, placeholders, strict=True))
     ]
 
@@ -192,16 +208,52 @@ def _storage_groups(values: Sequence[Any]) -> dict[int, int]:
     return {position: number for number, positions in enumerate(shared) for position in positions}
 
 
-def _input(position: int, value: Any, node: torch.fx.Node, storage: int, symbols: _Symbols) -> schema.Input:
+def _bases(values: Sequence[Any], groups: Mapping[int, int]) -> list[tuple[torch.Tensor, list[int]]]:
+    """What inputs that share memory are views of (Tensor._base), each with the positions of its views."""
+    found: dict[int, tuple[torch.Tensor, list[int]]] = {}
+    for position in sorted(groups):
+        base = fake_tensors.base_of(values[position])
+        if base is not None:
+            found.setdefault(id(base), (base, []))[1].append(position)
+    return list(found.values())
+
+
+def _described_bases(
+    bases: Sequence[tuple[torch.Tensor, list[int]]],
+    values: Sequence[Any],
+    groups: Mapping[int, int],
+    symbols: _Symbols,
+) -> list[schema.Base]:
+    found = []
+    for base, views in bases:
+        tensor: Any = next((position for position in groups if values[position] is base), None)
+        if tensor is None:
+            tensor = _input(f"what input {views[0]} is a view of", base, "", groups[views[0]], symbols, False)
+        found.append(schema.Base(tensor=tensor, views=views))
+    return found
+
+
+def _reads_past_a_view(gm: torch.fx.GraphModule) -> bool:
+    """Whether the graph can reach memory of an input's storage that the input itself does not."""
+    graphs = (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
+    return any("as_strided" in str(node.target) for graph in graphs for node in graph.nodes)
+
+
+def _input(
+    where: str, value: Any, static_address: str, storage: int, symbols: _Symbols, reaches_past: bool
+) -> schema.Input:
     if isinstance(value, torch.SymInt):
         return schema.SymIntInput(expr=str(symbols.text(value)))
     if value is None or isinstance(value, bool | int | float):
         return schema.ScalarInput(value=value)
     if not isinstance(value, torch.Tensor):
-        raise Unsupported(f"input {position} is a {type(value).__name__}")
-    _check_plain(position, value)
+        raise Unsupported(f"{where} is a {type(value).__name__}")
+    _check_plain(where, value)
     offset = symbols.text(value.storage_offset())
+    stored = value.untyped_storage().nbytes()
     needs_storage = storage >= 0 or offset != 0
+    if reaches_past and not needs_storage and symbols.know(stored):
+        needs_storage = symbols.text(stored) != symbols.text(value.numel() * value.element_size())
     return schema.TensorInput(
         shape=[symbols.text(s) for s in value.shape],
         stride=[symbols.text(s) for s in value.stride()],
@@ -211,32 +263,32 @@ def _input(position: int, value: Any, node: torch.fx.Node, storage: int, symbols
         offset=offset,
         is_leaf=value.is_leaf,
         is_parameter=isinstance(value, torch.nn.Parameter),
-        static_address=cast('Literal["", "guarded", "unguarded"]', tracing.static_input_type(node)),
+        static_address=cast('Literal["", "guarded", "unguarded"]', static_address),
         storage=storage,
-        storage_bytes=symbols.text(value.untyped_storage().nbytes()) if needs_storage else 0,
-        number=_number(position, value),
+        storage_bytes=symbols.text(stored) if needs_storage else 0,
+        number=_number(where, value),
     )
 
 
-def _check_plain(position: int, value: torch.Tensor) -> None:
+def _check_plain(where: str, value: torch.Tensor) -> None:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
     if not plain:
-        raise Unsupported(f"input {position} is a tensor subclass, {type(value).__name__}")
+        raise Unsupported(f"{where} is a tensor subclass, {type(value).__name__}")
     if value.layout != torch.strided or value.is_quantized or value.is_mkldnn or value.is_nested:
-        raise Unsupported(f"input {position} is not a plain strided tensor")
+        raise Unsupported(f"{where} is not a plain strided tensor")
     if value.is_conj() or value.is_neg():
-        raise Unsupported(f"input {position} is a lazily conjugated or negated view")
+        raise Unsupported(f"{where} is a lazily conjugated or negated view")
     if value.device.type not in ("cpu", "cuda"):
-        raise Unsupported(f"input {position} lives on {value.device.type}")
+        raise Unsupported(f"{where} lives on {value.device.type}")
 
 
-def _number(position: int, value: torch.Tensor) -> float | None:
+def _number(where: str, value: torch.Tensor) -> float | None:
     """The example value of a tensor that stands for a symbolic Python float."""
     number = fake_tensors.item_memo(value)
     if number is None:
         return None
     if not isinstance(number, torch.SymFloat) or symbolic_shapes.symfloat_name(number) is None:
-        raise Unsupported(f"input {position} is a symbolic Python {type(number).__name__}")
+        raise Unsupported(f"{where} is a symbolic Python {type(number).__name__}")
     return symbolic_shapes.symfloat_hint(number)
 
 

@@ -6,7 +6,7 @@ the partition are then made by AOTAutograd itself, inside compile_fx (inductor.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from ..graph.annotations import mark_eager
 from ..request import schema, size_expr
 from ..torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
 from ..torch_internals.dynamo.types import FakeTensorMode, ShapeEnv
+
+MakeTensor = Callable[[schema.TensorInput, list[Any], list[Any]], torch.Tensor]
 
 
 class Program(Struct, frozen=True):
@@ -83,10 +85,19 @@ def fake_inputs(
     return inputs
 
 
-def make_inputs(request: schema.GraphRequest, symbols: Mapping[str, Any], make: Any) -> list[Any]:
-    """One value for each input. `make(spec, shape, stride)` makes a tensor that shares no memory with another."""
-    storages: dict[int, torch.Tensor] = {}
-    return [_input(spec, symbols, storages, make) for spec in request.inputs]
+def make_inputs(request: schema.GraphRequest, symbols: Mapping[str, Any], make: MakeTensor) -> list[Any]:
+    """One value for each input, sharing memory and being views of each other as on the client. make(spec, shape,
+    stride): a tensor of new memory, of the spec's dtype or a wider one."""
+    memory = _Memory(request, symbols, make)
+    bases = {position: base for base in request.bases for position in base.views}
+    values = [
+        None if position in bases else memory.value(spec) for position, spec in enumerate(request.inputs)
+    ]
+    for base in request.bases:
+        whole = values[base.tensor] if isinstance(base.tensor, int) else memory.value(base.tensor)
+        for position in base.views:
+            values[position] = memory.view(request.inputs[position], whole)
+    return values
 
 
 def size_value(value: schema.Size, symbols: Mapping[str, Any]) -> Any:
@@ -94,31 +105,73 @@ def size_value(value: schema.Size, symbols: Mapping[str, Any]) -> Any:
     return value if isinstance(value, int) else size_expr.evaluate(value, symbols)
 
 
-def _input(
-    spec: schema.Input, symbols: Mapping[str, Any], storages: dict[int, torch.Tensor], make: Any
-) -> Any:
-    if isinstance(spec, schema.ScalarInput):
-        return spec.value
-    if isinstance(spec, schema.SymIntInput):
-        return size_value(spec.expr, symbols)
-    shape = [size_value(s, symbols) for s in spec.shape]
-    stride = [size_value(s, symbols) for s in spec.stride]
-    if len(shape) != len(stride):
-        raise MalformedRequest(f"an input has {len(shape)} sizes and {len(stride)} strides")
-    offset = size_value(spec.offset, symbols)
-    dtype = getattr(torch, spec.dtype)
-    if spec.storage < 0 and isinstance(offset, int) and offset == 0:
-        value = make(spec, shape, stride)
-    else:
-        base = storages.get(spec.storage) if spec.storage >= 0 else None
-        if base is None:
-            length = size_value(spec.storage_bytes, symbols)
-            base = torch.zeros(length, dtype=torch.uint8, device=spec.device)
+class _Memory:
+    """Makes tensors, and the storages that several of them share."""
+
+    def __init__(self, request: schema.GraphRequest, symbols: Mapping[str, Any], make: MakeTensor) -> None:
+        self._symbols = symbols
+        self._make = make
+        self._sharing: dict[int, list[schema.TensorInput]] = {}
+        self._shared: dict[int, torch.Tensor] = {}
+        described = (*request.inputs, *(base.tensor for base in request.bases))
+        for spec in described:
+            if isinstance(spec, schema.TensorInput) and spec.storage >= 0:
+                self._sharing.setdefault(spec.storage, []).append(spec)
+
+    def value(self, spec: schema.Input) -> Any:
+        """An input, or a base, that is no view."""
+        if isinstance(spec, schema.ScalarInput):
+            return spec.value
+        if isinstance(spec, schema.SymIntInput):
+            return size_value(spec.expr, self._symbols)
+        shape, stride, offset = self._layout(spec)
+        if spec.storage < 0 and isinstance(offset, int) and offset == 0 and spec.storage_bytes == 0:
+            made = self._make(spec, shape, stride)
+        else:
+            made = torch.empty(0, dtype=self._dtype(spec), device=spec.device)
+            made.set_(self._flat(spec).untyped_storage(), offset, shape, stride)
+        return _with_autograd(spec, made)
+
+    def view(self, spec: schema.Input, base: torch.Tensor) -> torch.Tensor:
+        assert isinstance(spec, schema.TensorInput)
+        shape, stride, offset = self._layout(spec)
+        return fake_tensors.view_of(
+            base,
+            self._dtype(spec),
+            shape,
+            stride,
+            offset,
+            requires_grad=spec.requires_grad,
+            is_leaf=spec.is_leaf,
+        )
+
+    def _layout(self, spec: schema.TensorInput) -> tuple[list[Any], list[Any], Any]:
+        shape = [size_value(s, self._symbols) for s in spec.shape]
+        stride = [size_value(s, self._symbols) for s in spec.stride]
+        if len(shape) != len(stride):
+            raise MalformedRequest(f"an input has {len(shape)} sizes and {len(stride)} strides")
+        return shape, stride, size_value(spec.offset, self._symbols)
+
+    def _dtype(self, spec: schema.TensorInput) -> torch.dtype:
+        made = self._flat(spec).dtype
+        return getattr(torch, spec.dtype) if made is torch.uint8 else made  # type: ignore[no-any-return]
+
+    def _flat(self, spec: schema.TensorInput) -> torch.Tensor:
+        """All of a tensor's storage, as one tensor: of bytes, all zero, where dtypes differ."""
+        found = self._shared.get(spec.storage) if spec.storage >= 0 else None
+        if found is None:
+            sharing = self._sharing[spec.storage] if spec.storage >= 0 else [spec]
+            length = size_value(spec.storage_bytes, self._symbols)
+            if len({each.dtype for each in sharing}) == 1:
+                count = length // getattr(torch, spec.dtype).itemsize
+                vectors = all(len(each.shape) < 2 for each in sharing)
+                # Of what is no vector, values may be negative.
+                found = self._make(spec, [count] if vectors else [count, 1], [1] if vectors else [1, 1])
+            else:
+                found = torch.zeros(length, dtype=torch.uint8, device=spec.device)
             if spec.storage >= 0:
-                storages[spec.storage] = base
-        value = torch.empty(0, dtype=dtype, device=spec.device)
-        value.set_(base.untyped_storage(), offset, shape, stride)
-    return _with_autograd(spec, value)
+                self._shared[spec.storage] = found
+        return found
 
 
 def _empty(spec: schema.TensorInput, shape: list[Any], stride: list[Any]) -> torch.Tensor:

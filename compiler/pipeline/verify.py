@@ -140,7 +140,7 @@ def _integer_facts(
             result = gm(*inputs)
         return result if isinstance(result, tuple | list) else [result]
 
-    return integer_inputs.find_facts(run, _random_inputs(request, symbols, {}), _draw_integers)
+    return integer_inputs.find_facts(run, random_inputs(request, symbols, {}), _draw_integers)
 
 
 def _draw_integers(position: int, value: torch.Tensor, integers: integer_inputs.Range) -> None:
@@ -199,15 +199,19 @@ def exercise(request: schema.GraphRequest, compiled: Callable[..., Any], setting
 
 
 def _input_bytes(request: schema.GraphRequest, symbols: dict[str, int]) -> int:
-    return sum(
-        math.prod(int(program.size_value(s, symbols)) for s in spec.shape)
-        * getattr(torch, spec.dtype).itemsize
-        for spec in request.inputs
-        if isinstance(spec, schema.TensorInput)
-    )
+    alone, shared = 0, {}
+    for spec in request.inputs:
+        if isinstance(spec, schema.TensorInput):
+            elements = math.prod(int(program.size_value(s, symbols)) for s in spec.shape)
+            storage = int(program.size_value(spec.storage_bytes, symbols))
+            if spec.storage >= 0:
+                shared[spec.storage] = storage
+            else:
+                alone += max(storage, elements * getattr(torch, spec.dtype).itemsize)
+    return alone + sum(shared.values())
 
 
-def _random_inputs(
+def random_inputs(
     request: schema.GraphRequest,
     symbols: dict[str, int],
     ranges: Mapping[int, integer_inputs.Range],
@@ -250,7 +254,7 @@ def _run(
     *,
     exact: bool = False,
 ) -> outcomes.Outcome:
-    inputs = _random_inputs(request, symbols, ranges, nudge, exact)
+    inputs = random_inputs(request, symbols, ranges, nudge, exact)
 
     def call(*given: Any) -> Any:  # its gradients are taken outside
         with ambient.apply_ambient(request.ambient):

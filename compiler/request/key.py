@@ -81,6 +81,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
         )
     if schema.PIPELINE > 1:
         parts["pipeline"] = str(schema.PIPELINE)
+    if request.bases:
+        parts["bases"] = _digest(request.bases)
     if request.eager:
         parts["eager"] = _digest(request.eager)
     if request.meshes:

@@ -56,6 +56,7 @@ _LABELS = {
     "meshes": "mesh",
     "eager": "nodes compiled to operator calls:",
     "inputs.count": "inputs:",
+    "bases": "tensors that inputs are views of:",
     "tuning_lock.strict": "tuning lock",
     "tuning_lock.count": "tuning lock entries:",
     "toolchain.python": "Python",

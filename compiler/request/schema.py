@@ -216,7 +216,8 @@ Size = int | str
 
 
 class TensorInput(WireStruct, frozen=True, tag="tensor"):
-    """One tensor placeholder. `storage` numbers inputs that share memory; -1 shares with none."""
+    """One tensor placeholder. `storage` numbers inputs that share memory; -1 shares with none. `storage_bytes`: all of
+    that memory, where another input or the graph itself can reach past this one; 0: as much as the tensor needs."""
 
     shape: list[Size]
     stride: list[Size]
@@ -244,6 +245,16 @@ class ScalarInput(WireStruct, frozen=True, tag="scalar"):
 
 
 Input = TensorInput | SymIntInput | ScalarInput
+
+
+class Base(WireStruct, frozen=True):
+    """A tensor that inputs are views of, as autograd has it (Tensor._base). AOTAutograd passes it in their place where
+    they overlap and one of them is changed. Only of inputs that share memory."""
+
+    tensor: int | TensorInput
+    """The input that it is, by position; or its description, if it is none."""
+    views: list[int]
+    """Positions of the inputs, sorted."""
 
 
 class Symbol(WireStruct, frozen=True):
@@ -367,3 +378,5 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     """The key covers the symbols' hints, because an artifact for other hints has guards that these do not meet."""
     libraries: list[Library] = []
     """Sorted by name; those whose operators the graph calls."""
+    bases: list[Base] = []
+    """By their first view."""

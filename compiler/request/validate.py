@@ -85,7 +85,8 @@ class _RequestCheck:
         for relation in request.relations:
             self._expression(relation)
         for index, item in enumerate(request.inputs):
-            self._input(index, item)
+            self._input(f"input {index}", item)
+        self._bases(request.bases)
         self._constants(request.constants)
         self._kernels(request.kernels)
         meshes.check(request.meshes)
@@ -146,7 +147,7 @@ class _RequestCheck:
         if not symbol.lower <= symbol.hint <= upper:
             raise MalformedRequest(f"symbol {symbol.name} has hint {symbol.hint} outside its range")
 
-    def _input(self, index: int, item: schema.Input) -> None:
+    def _input(self, where: str, item: schema.Input) -> None:
         match item:
             case schema.SymIntInput(expr=text):
                 self._expression(text)
@@ -155,15 +156,40 @@ class _RequestCheck:
                 self._device(item.device)
                 rank = len(item.shape)
                 if rank > MAX_DIMENSIONS or len(item.stride) != rank:
-                    raise MalformedRequest(f"input {index} has {rank} sizes and {len(item.stride)} strides")
+                    raise MalformedRequest(f"{where} has {rank} sizes and {len(item.stride)} strides")
                 for size in (*item.shape, *item.stride, item.offset, item.storage_bytes):
                     self._size(size)
                 if item.number is not None and (rank or item.dtype != "float64" or item.device != "cpu"):
-                    raise MalformedRequest(f"input {index} cannot stand for a Python number")
+                    raise MalformedRequest(f"{where} cannot stand for a Python number")
                 if not -1 <= item.storage < len(self._request.inputs):
-                    raise MalformedRequest(f"input {index} shares storage {item.storage}, out of range")
+                    raise MalformedRequest(f"{where} shares storage {item.storage}, out of range")
                 if item.requires_grad and item.dtype not in allowed_names.DIFFERENTIABLE:
-                    raise MalformedRequest(f"input {index} of {item.dtype} cannot require gradients")
+                    raise MalformedRequest(f"{where} of {item.dtype} cannot require gradients")
+
+    def _bases(self, bases: list[schema.Base]) -> None:
+        inputs = self._request.inputs
+        viewed: set[int] = set()
+        for number, base in enumerate(bases):
+            where = f"base {number}"
+            if any(one >= other for one, other in pairwise(base.views)) or not base.views:
+                raise MalformedRequest(f"{where} has no views, or they are not sorted")
+            positions = [*base.views, *([base.tensor] if isinstance(base.tensor, int) else [])]
+            if not all(0 <= position < len(inputs) for position in positions):
+                raise MalformedRequest(f"{where} names an input that is not there")
+            if viewed & set(base.views) or len(set(positions)) != len(positions):
+                raise MalformedRequest(f"{where} has a view twice")
+            viewed |= set(base.views)
+            if isinstance(base.tensor, schema.TensorInput):
+                self._input(where, base.tensor)
+            tensors = [base.tensor if isinstance(base.tensor, schema.TensorInput) else inputs[base.tensor]]
+            tensors += [inputs[position] for position in base.views]
+            storages = {each.storage if isinstance(each, schema.TensorInput) else -1 for each in tensors}
+            if len(storages) != 1 or -1 in storages:
+                raise MalformedRequest(f"{where} does not share one memory with its views")
+            if any(isinstance(each, schema.TensorInput) and each.is_parameter for each in tensors[1:]):
+                raise MalformedRequest(f"{where} has a parameter as a view")
+        if any(base.tensor in viewed for base in bases if isinstance(base.tensor, int)):
+            raise MalformedRequest("a base is a view itself")
 
     def _device(self, kind: str) -> None:
         if kind not in allowed_names.DEVICES:

@@ -50,6 +50,7 @@ torch: UntypedStorage._cdata; _TorchCompileInductorWrapper (mode, options, dynam
 torch._C: _get_math_sdp_allow_fp16_bf16_reduction (); _get_sdp_priority_order ();
     _get_sm_carveout_experimental (); _log_api_usage_once
 torch._C._autograd: _top_saved_tensors_default_hooks
+torch._C._dynamo.guards: compute_overlapping_tensors
 torch._dynamo.exc: ShortenTraceback; TensorifyScalarRestartAnalysis
 torch._dynamo.symbolic_convert: TensorifyState.force_specializations; .specialize (index)
 torch._dynamo.utils: MetricsContext._start_time_ns; .in_progress (); get_metrics_context ()
@@ -86,6 +87,7 @@ torch._dynamo.types: GuardedCode (code, guard_manager, compile_id, trace_annotat
 torch._dynamo.utils: CleanupHook.create (scope, name, val); CleanupManager.instance;
     chromium_event_timed (event_name, *, reset_event_log_on_exit); get_metrics_context ()
 torch._guards: CompileContext (compile_id); DuplicateInputs (input_source_a, input_source_b);
+    StorageOverlap (overlapping_sources, non_overlapping_sources);
     Guard (originating_source, create_fn); Guard.sort_key (); Source.get_value (globals, locals, cache);
     compile_context (context)
 torch.distributed.distributed_c10d: _world.pg_map; .pg_to_tag
@@ -102,6 +104,7 @@ torch.distributed.tensor._utils: compute_global_tensor_info (tensor, mesh, place
 """,
     "compile": """
 torch._C: _ensureCUDADeviceGuardSet; _set_math_sdp_allow_fp16_bf16_reduction; _set_sdp_priority_order
+torch._C._autograd: CreationMeta.DEFAULT; _set_creation_meta
 torch._dispatch.python: enable_python_dispatcher
 torch._dynamo.aot_compile_types: BundledAOTAutogradSerializableCallable (compiled_fn);
     BundledAOTAutogradSerializableCallable.serialize_compile_artifacts (fn)

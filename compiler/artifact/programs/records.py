@@ -136,7 +136,9 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Conditions on symbolic sizes, in the grammar of request/size_expr.py; s7 is the value of the source 7."""
     automatic: list[AutomaticRecord]
     same_inputs: list[tuple[_Index, _Index]]
-    """Pairs of inputs that AOTAutograd assumed to be one tensor."""
+    """Pairs of inputs that were assumed to be one tensor."""
+    overlaps: list[tuple[list[_Index], list[_Index]]] = []
+    """Inputs of one storage that overlap with another, and those that do not."""
     builtins: _Name
     """What the bytecode calls the dict of builtins; '' if it does not."""
     globals: list[GlobalRecord]

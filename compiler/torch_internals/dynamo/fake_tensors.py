@@ -22,6 +22,49 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd knows this one as a view of (Tensor._base)."""
+    return tensor._base
+
+
+def view_of(
+    base: torch.Tensor,
+    dtype: torch.dtype,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: Any,
+    *,
+    requires_grad: bool,
+    is_leaf: bool,
+) -> torch.Tensor:
+    """A view that autograd knows as one of `base` and that may be changed in place
+    (torch._subclasses.meta_utils.MetaConverter.meta_tensor makes fake views in the same way)."""
+
+    def view(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype != dtype:
+            if tensor.is_complex() and not dtype.is_complex:
+                tensor = torch.view_as_real(tensor)
+            elif dtype.is_complex and not tensor.is_complex():
+                tensor = torch.view_as_complex(tensor)
+            else:
+                tensor = tensor.view(dtype)
+        return tensor.as_strided(size, stride, offset)
+
+    if is_leaf:
+        with torch.no_grad():
+            made = view(base)
+        made.requires_grad_(requires_grad)
+    else:
+        with torch.no_grad():
+            middle = base.view(base.shape) if base.requires_grad != requires_grad else base
+        if middle is not base:
+            middle.requires_grad_(requires_grad)
+        with torch.enable_grad():
+            made = view(middle)
+    torch._C._autograd._set_creation_meta(made, torch._C._autograd.CreationMeta.DEFAULT)
+    return made
+
+
 def item_memo(tensor: torch.Tensor) -> Any:
     """FakeTensor.item_memo: a symbolic float, for a tensor that stands for a Python number; else None."""
     return getattr(tensor, "item_memo", None)

@@ -130,6 +130,7 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     traced = [each for each in graph.traced_code if each is not given["code"]]
     references = _references(traced, modules, live, ordered)
     questions = asked.write(recording.asked, live, sources)
+    same_inputs, overlaps = _aliases(graph.aotautograd_guards, sources)
     return FrameProgram(
         bytecode=compiled,
         constants=constants,
@@ -137,7 +138,8 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
         sizes=guards.write_sizes(graph.input_source_to_sizes_strides, sources),
         shapes=shapes.write(graph, sources),
         automatic=shapes.remembered(given),
-        same_inputs=[_same(pair, sources) for pair in graph.aotautograd_guards],
+        same_inputs=same_inputs,
+        overlaps=overlaps,
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
         globals=_globals(graph, scope),
         graphs=graphs,
@@ -152,10 +154,25 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     )
 
 
-def _same(pair: Any, sources: SourceWriter) -> tuple[int, int]:
-    if type(pair).__name__ != "DuplicateInputs":
-        raise NotPortable(f"an assumption of AOTAutograd, {type(pair).__name__}")
-    return sources.add(pair.input_source_a), sources.add(pair.input_source_b)
+def _aliases(
+    guards: Sequence[Any], sources: SourceWriter
+) -> tuple[list[tuple[int, int]], list[tuple[list[int], list[int]]]]:
+    """FrameProgram.same_inputs and .overlaps."""
+    same, overlaps = [], []
+    for guard in guards:
+        match type(guard).__name__:
+            case "DuplicateInputs":
+                same.append((sources.add(guard.input_source_a), sources.add(guard.input_source_b)))
+            case "StorageOverlap":
+                overlaps.append(
+                    (
+                        [sources.add(source) for source in guard.overlapping_sources],
+                        [sources.add(source) for source in guard.non_overlapping_sources],
+                    )
+                )
+            case name:
+                raise NotPortable(f"an assumption of AOTAutograd, {name}")
+    return same, overlaps
 
 
 def _graphs(

@@ -267,7 +267,11 @@ def _check_function(
         global_state_guard=GlobalStateGuard(),
         _guards=kept,
         _aotautograd_guards=[
-            _guards.DuplicateInputs(sources[one], sources[other]) for one, other in variant.same_inputs
+            *(_guards.DuplicateInputs(sources[one], sources[other]) for one, other in variant.same_inputs),
+            *(
+                _guards.StorageOverlap([sources[each] for each in some], [sources[each] for each in others])
+                for some, others in variant.overlaps
+            ),
         ],
         name_of_builtins_dict_key_in_fglobals=scope.renamed.get(variant.builtins),
     )

@@ -1,0 +1,59 @@
+"""Guards on how a graph's inputs share memory.
+
+AOTAutograd adds them where it compiles (torch/_functorch/_aot_autograd/input_output_analysis.py:
+compute_overlapping_inputs), which is not this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def guard_overlap(sharing: Sequence[tuple[torch.fx.Node, torch.Tensor]]) -> None:
+    """Have Dynamo check at each call that inputs which share a storage overlap as they do now, and are views of the
+    same tensors. sharing: their placeholders and example values. Does nothing if none of them overlap and no size is
+    symbolic (as AOTAutograd), or outside of Dynamo."""
+    from torch._C._dynamo.guards import compute_overlapping_tensors
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource
+    from torch._guards import DuplicateInputs, StorageOverlap, TracingContext
+
+    context = TracingContext.try_get()
+    sources = [getattr(node, "_dynamo_source", None) for node, _ in sharing]
+    if context is None or None in sources:
+        return
+    tensors = [tensor for _, tensor in sharing]
+    symbolic = any(
+        isinstance(size, torch.SymInt)
+        for tensor in tensors
+        for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    )
+    env = getattr(context.fake_mode, "shape_env", None)
+    if env is None:
+        return
+    with env.suppress_guards():
+        found = compute_overlapping_tensors(tensors, symbolic=symbolic)
+    if not found and not symbolic:
+        return
+    guards = context.guards_context
+    guards.aotautograd_guards.append(
+        StorageOverlap(
+            [sources[position] for position in sorted(found)],
+            [source for position, source in enumerate(sources) if position not in found],
+        )
+    )
+    if not found:
+        return
+    known: dict[int, Any] = {id(tensor): source for tensor, source in zip(tensors, sources, strict=True)}
+    for tensor, source in zip(tensors, sources, strict=True):
+        if tensor._base is None:
+            continue
+        base = AttrSource(source, "_base")
+        if id(tensor._base) in known:
+            guards.aotautograd_guards.append(DuplicateInputs(known[id(tensor._base)], base))
+        else:
+            guards.dynamo_guards.add(base.make_guard(GuardBuilder.TENSOR_MATCH))
+            known[id(tensor._base)] = base

@@ -1,0 +1,261 @@
+"""Inputs that share memory: the worker has them as the client has, and no call shares them otherwise than traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torchrelay
+from torchrelay.clients.backend import RelayBackend
+from torchrelay.clients.capture.prepare import prepare
+from torchrelay.compiler.pipeline import program, verify
+from torchrelay.compiler.request import codec, key, schema, validate
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+def counted(*shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape).clone() / 7
+
+
+def of_storage(tensor: torch.Tensor, *layout: Any) -> torch.Tensor:
+    """A tensor in another's storage that autograd does not know as a view."""
+    return torch.empty(0).set_(tensor.untyped_storage(), *layout)
+
+
+def graded(*shape: int) -> torch.Tensor:
+    return counted(*shape).requires_grad_() * 1
+
+
+def of_three_rows() -> Inputs:
+    whole = of_storage(counted(8, 4), 5, (3, 4), (4, 1))
+    return whole[:2], whole[1:]
+
+
+def nested() -> Inputs:
+    whole = counted(4, 4)
+    return whole[1:], whole[1:][:, 1:], whole[1:][:, 1:][0]
+
+
+def complex_and_real() -> Inputs:
+    whole = torch.complex(counted(4), counted(4))
+    return whole, torch.view_as_real(whole)
+
+
+def of(
+    make: Callable[[], torch.Tensor], *views: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[], Inputs]:
+    def inputs() -> Inputs:
+        base = make()
+        return tuple(view(base) for view in views)
+
+    return inputs
+
+
+def itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+SHARING: dict[str, Callable[[], Inputs]] = {
+    **{
+        f"{len(shape)} dimensions, a base and its row": of(
+            lambda s=shape: counted(*s), itself, lambda x: x[0]
+        )
+        for shape in ((8,), (4, 4), (4, 3, 2), (4, 2, 3, 2))
+    },
+    **{
+        f"{len(shape)} dimensions, two views": of(
+            lambda s=shape: counted(*s), lambda x: x[:3], lambda x: x[1:]
+        )
+        for shape in ((8,), (4, 4), (4, 3, 2), (4, 2, 3, 2))
+    },
+    "views of an activation": of(lambda: graded(4, 4), lambda x: x[:3], lambda x: x[1:]),
+    "an activation and its row": of(lambda: graded(4, 4), itself, lambda x: x[0]),
+    "a transposed view": of(lambda: counted(4, 4), lambda x: x.t(), lambda x: x[1:]),
+    "unbind": of(lambda: counted(4, 4), lambda x: x.unbind(0)[0], lambda x: x.unbind(0)[1]),
+    "split of an activation": of(lambda: graded(4, 4), lambda x: x.split(2)[0], lambda x: x.split(2)[1]),
+    "chunk and its base": of(lambda: counted(4, 4), itself, lambda x: x.chunk(2, 1)[1]),
+    "views of views": nested,
+    "expanded": of(lambda: counted(4, 4), lambda x: x[0].expand(3, 4), lambda x: x[0]),
+    "no views": of(lambda: counted(4, 4), itself, lambda x: of_storage(x, 4, (2, 4), (4, 1))),
+    "a base that starts inside its storage": of_three_rows,
+    "a view that is a leaf": of(lambda: counted(4, 4), itself, lambda x: x[0].requires_grad_()),
+    "other integers": of(lambda: counted(4, 4), itself, lambda x: x.view(torch.int32)),
+    "another float": of(lambda: counted(4, 4), itself, lambda x: x.view(torch.float16)),
+    "the real numbers of complex ones": complex_and_real,
+    "booleans": of(lambda: counted(4, 4) > 1, itself, lambda x: x[1]),
+}
+sharing = pytest.mark.parametrize("make", SHARING.values(), ids=SHARING.keys())
+
+
+def facts(values: Sequence[torch.Tensor]) -> list[Any]:
+    """All that AOTAutograd can see of how tensors share memory."""
+    storages = [value.untyped_storage()._cdata for value in values]
+
+    def described(value: torch.Tensor) -> tuple[Any, ...]:
+        layout = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
+        return (*layout, value.requires_grad, value.is_leaf, value.untyped_storage().nbytes())
+
+    def base(value: torch.Tensor) -> Any:
+        if value._base is None:
+            return None
+        alike = [position for position, other in enumerate(values) if other is value._base]
+        same = [position for position, other in enumerate(values) if other._base is value._base]
+        return alike or (described(value._base), same)
+
+    return [
+        (described(value), storages.index(storage), base(value))
+        for value, storage in zip(values, storages, strict=True)
+    ]
+
+
+def captured(
+    function: Callable[..., Any], inputs: Sequence[Any], **options: Any
+) -> tuple[schema.GraphRequest, list[Any]]:
+    """The request of a function's one graph, and the graph's inputs as AOTAutograd would have them here."""
+    found: list[tuple[schema.GraphRequest, list[Any]]] = []
+
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        request = prepare(gm, example, mode="default", options={}).captured.request
+        values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+        found.append((request, values))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, **options)(*inputs)
+    ((request, values),) = found
+    sent = codec.unpack_request(codec.pack_request(request))
+    validate.check_request(sent, codec.Limits())
+    return sent, values
+
+
+@sharing
+def test_the_worker_has_fake_inputs_that_share_memory_as_the_clients_do(make: Callable[[], Inputs]) -> None:
+    request, values = captured(lambda *x: [each * 2 for each in x], make())
+    assert len({fact[1] for fact in facts(values)}) == 1, "they share memory here"
+    assert facts(program.rebuild(request).inputs) == facts(values)
+
+
+@sharing
+def test_a_compiled_graph_is_verified_with_inputs_that_share_memory_as_the_clients_do(
+    make: Callable[[], Inputs],
+) -> None:
+    request, values = captured(lambda *x: [each * 2 for each in x], make())
+    drawn = verify.random_inputs(request, {}, {})
+    assert facts(drawn) == facts(values)
+    if len({value.dtype for value in drawn}) == 1:
+        assert all(value.count_nonzero() for value in drawn), "verification compares something"
+
+
+def test_views_of_symbolic_sizes_share_memory_as_on_the_client() -> None:
+    inputs = of(lambda: counted(5, 4), itself, lambda x: x[1:])
+    request, _ = captured(lambda x, y: (x * 2, y * 2), inputs(), dynamic=True)
+    rebuilt = program.rebuild(request).inputs
+    x, y = [each for each in rebuilt if isinstance(each, torch.Tensor)]
+    assert request.symbols and y._base is x
+    assert x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+def test_a_request_without_shared_memory_says_nothing_of_bases() -> None:
+    whole = counted(4, 4)
+    request, _ = captured(lambda x: x * 2, (whole[1:],))
+    assert b"bases" not in codec.encode_request(request)
+    assert "bases" not in key.components(request)
+
+
+# --- as_strided -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "function"),
+    [
+        (lambda: counted(6)[:3], lambda x: x.as_strided((6,), (1,)) * 2),
+        (lambda: counted(4, 4)[1], lambda x: torch.as_strided(x, (2, 4), (4, 1), 0) * 2),
+        (lambda: counted(4, 4)[:, :2], lambda x: torch.as_strided_copy(x, (4, 4), (4, 1)) * 2),
+    ],
+    ids=["past the end", "before the beginning", "between the rows"],
+)
+def test_eager_can_run_a_graph_that_reads_past_a_view(
+    make: Callable[[], torch.Tensor], function: Callable[..., Any]
+) -> None:
+    request, _ = captured(function, (make(),))
+    (drawn,) = verify.random_inputs(request, {}, {})
+    assert function(drawn).count_nonzero() > 3
+
+
+def test_a_storage_that_a_graph_does_not_reach_is_not_in_the_key() -> None:
+    keys = {key.key_of(captured(lambda x: x * 2, (counted(rows, 4)[:3],))[0]) for rows in (4, 9)}
+    assert len(keys) == 1
+
+
+# --- guards -----------------------------------------------------------------------------------------------
+
+
+def rows_apart() -> Inputs:
+    return counted(4, 4)[:3].clone(), counted(4, 4)[1:].clone()
+
+
+def views_of(rows: int) -> Callable[[], Inputs]:
+    return of(lambda: counted(rows, 4), lambda x: x[:3], lambda x: x[1:4])
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (views_of(4), rows_apart),
+        (views_of(4), views_of(6)),
+        (views_of(4), of(lambda: counted(3, 4), itself, lambda x: of_storage(x, 0, (3, 4), (4, 1)))),
+        (of(lambda: counted(4, 4), itself, lambda x: x[0]), lambda: (counted(4, 4), counted(4))),
+    ],
+    ids=["no memory in common", "another base", "no base", "a base and another row"],
+)
+def test_other_aliases_are_traced_again(first: Callable[[], Inputs], then: Callable[[], Inputs]) -> None:
+    traced: list[schema.GraphRequest] = []
+
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        traced.append(prepare(gm, example, mode="default", options={}).captured.request)
+        return gm.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: x.add_(1) * y.sum(), backend=backend)
+    for make in (first, first, then):
+        compiled(*make())
+    assert len(traced) == 2
+
+
+# --- through the service ----------------------------------------------------------------------------------
+
+
+def change(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    before = x.cumsum(0)
+    y.mul_(3)
+    return x.cumsum(0) - before, y.sum(), x.view(-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "around"),
+    [
+        ("2 dimensions, a base and its row", contextlib.nullcontext),
+        ("3 dimensions, two views", contextlib.nullcontext),
+        ("an activation and its row", contextlib.nullcontext),
+        ("views of views", contextlib.nullcontext),
+        ("no views", contextlib.nullcontext),
+        ("2 dimensions, two views", torch.inference_mode),
+    ],
+)
+def test_a_change_of_one_is_seen_in_the_others(
+    remote: RelayBackend, name: str, around: Callable[[], Any]
+) -> None:
+    def both(x: torch.Tensor, y: torch.Tensor, *more: torch.Tensor) -> Any:
+        return change(x, y)
+
+    wanted, given = SHARING[name](), SHARING[name]()
+    torch._dynamo.reset()
+    with around():
+        expected, found = both(*wanted), torch.compile(both, backend="torchrelay")(*given)
+    for want, have in zip((*expected, *wanted), (*found, *given), strict=True):
+        torch.testing.assert_close(have.detach(), want.detach())
+    assert torchrelay.report().fallbacks == {}
