@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 
+from ..compiler import install_hint
 from ..compiler.errors import BadTrainJob, BadTuneJob, RelayError, SettingsError
 
 
@@ -20,7 +21,7 @@ def main() -> None:
         # as commands/start_service.py does; importing all commands would take a tenth of its start
         os.execv(sys.executable, [sys.executable, "-P", "-m", "torchrelay.service", *sys.argv[1:]])
     if any(importlib.util.find_spec(name) is None for name in ("typer", "rich")):
-        sys.exit("torchrelay: the command line needs typer and rich. Run `pip install 'torchrelay[cli]'`")
+        sys.exit(f"torchrelay: the command line needs typer and rich. {install_hint('cli')}")
 
     from .commands import application
 

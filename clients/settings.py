@@ -3,9 +3,10 @@
 One of two modules under clients/ that read the environment; the other is training/rank_environment.py. Two files under
 $XDG_CONFIG_HOME/torchrelay are read if they exist: `config.json` (the user's; any setting but the token, by its field's
 name) and, after it, `credentials.json` (written by `torchrelay up` and `login`: url, token, public_keys, namespace, and
-after a sign-in how the token is renewed). The token of `credentials.json` is used only with the URL in that file, so
-that it cannot leak to another host; the namespace only with that token. Loopback names (localhost, 127.0.0.1, ::1)
-count as one host.
+after a sign-in how the token is renewed). Credentials for other gateways are profiles, `credentials/NAME.json` beside
+it: TORCHRELAY_PROFILE names the one to read in its place, and one for the given URL is found by that. A token is used
+only with the URL in its file, so that it cannot leak to another host; the namespace only with that token. Loopback
+names (localhost, 127.0.0.1, ::1) count as one host.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import base64
 import contextlib
 import ipaddress
 import os
+import re
 import stat
 import sys
 import warnings
@@ -27,6 +29,8 @@ from msgspec import Meta, Struct
 
 from ..compiler import decoding
 from ..compiler.errors import SettingsError, Unsupported
+from ..compiler.own_files import UNREADABLE
+from ..compiler.variables import unknown_variables
 
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -34,14 +38,50 @@ LockMode = Literal["strict", "loose"]
 ProgramsFrom = Literal["off", "own", "team"]
 CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
+PROFILES_FOLDER = "credentials"
+"""As service/local/state_folder.py says."""
 _RAW_KEY_BYTES = 32
 _NAMESPACE_LENGTH = 128
+_PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PREFIX = "TORCHRELAY_"
+_OF_OTHERS = frozenset(
+    f"{_PREFIX}{name}"
+    for name in (
+        *("SLOT", "TEST_FORMS", "TEST_KILLS", "TEST_TOOLCHAIN"),
+        *("TRAIN_CAPTURE", "TRAIN_CHANNEL", "TRAIN_CHECKPOINTS", "TRAIN_JOB", "TRAIN_MEETING", "TRAIN_SPEC"),
+        # docker-compose.yml's
+        *(
+            "BIND",
+            "CPU_SLOTS",
+            "EDGE_BIND",
+            "GATEWAY_PROCESSES",
+            "ISOLATION",
+            "OWNER_TOKEN",
+            "PYTHON",
+            "RAY_TOKEN",
+        ),
+        *(
+            "REDIS_BACKUP_PASSWORD",
+            "REDIS_PASSWORD",
+            "SIGNER_ADMIN_TOKEN",
+            "SIGNER_TOKEN",
+            "TORCH",
+            "TORCH_INDEX",
+            "TRAINING",
+        ),
+    )
+)
+"""Variables that other parts of the project read."""
 _TOKENS = frozenset({"token", "token_file"})
 """Settings of which one is used."""
 
 
 class CredentialsWarning(UserWarning):
     """The credentials file was ignored, or a token travels unencrypted."""
+
+
+class UnknownSettingWarning(UserWarning):
+    """A variable that looks like a setting is none, and does nothing."""
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -53,6 +93,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     token_file: Path | None = None
     """A file with the token, in its place, read again when it changes: one line, or the credentials of a sign-in, which
     are then renewed."""
+    profile: str = ""
+    """Which credentials to use; '': credentials.json, or what is for the given URL."""
     public_keys: tuple[str, ...] = ()
     """Trusted signers: raw Ed25519 public keys in base64."""
     namespace: str = ""
@@ -129,8 +171,34 @@ def config_dir() -> Path:
     return _xdg("XDG_CONFIG_HOME", ".config")
 
 
-def credentials_path() -> Path:
-    return config_dir() / CREDENTIALS_FILE
+def credentials_path(profile: str = "") -> Path:
+    """Of a profile, or credentials.json. Raises SettingsError."""
+    if not profile:
+        return config_dir() / CREDENTIALS_FILE
+    return config_dir() / PROFILES_FOLDER / f"{_parse('profile', profile, 'the profile')}.json"
+
+
+def _profiles() -> list[Path]:
+    return sorted((config_dir() / PROFILES_FOLDER).glob("*.json"))
+
+
+def _credentials_for(profile: str, url: str) -> Path:
+    """The credentials to use. Raises SettingsError for a profile that does not exist."""
+    path = credentials_path(profile)
+    if profile and not path.exists():
+        names = ", ".join(each.stem for each in _profiles()) or "none"
+        raise SettingsError(f"there are no credentials in {path}", hint=f"Profiles: {names}")
+    if profile or not url:
+        return path
+    return next((each for each in (path, *_profiles()) if same_gateway(url, _url_of(each))), path)
+
+
+def _url_of(path: Path) -> str:
+    """'' for a file that says none."""
+    try:
+        return _url(_read_object(path).get("url", ""))
+    except (SettingsError, ValueError):
+        return ""
 
 
 def load_settings(**overrides: Any) -> ClientSettings:
@@ -141,6 +209,7 @@ def load_settings(**overrides: Any) -> ClientSettings:
     unknown = sorted(set(overrides) - set(_PARSERS))
     if unknown:
         raise SettingsError(f"unknown setting {unknown[0]!r}", hint=f"Settings are {', '.join(_PARSERS)}")
+    _warn_of_unknown(os.environ)
     layers = [
         _from_arguments(overrides),
         _from_environment(os.environ),
@@ -153,7 +222,8 @@ def load_settings(**overrides: Any) -> ClientSettings:
         values |= layer
     if "token" in values:
         values.pop("token_file", None)
-    values = _with_credentials(values, _from_credentials(credentials_path()))
+    path = _credentials_for(values.get("profile", ""), values.get("url", ""))
+    values = _with_credentials(values, _from_credentials(path))
     if "cache_dir" not in values:
         values["cache_dir"] = _xdg("XDG_CACHE_HOME", ".cache")
     if "state_dir" not in values:
@@ -201,7 +271,7 @@ def wants_prefetch() -> bool:
     if sys.platform != "linux" or found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
         return False
     try:
-        return bool(found("TORCHRELAY_URL")) or any(
+        return bool(found("TORCHRELAY_URL") or found("TORCHRELAY_PROFILE")) or any(
             (config_dir() / name).exists() for name in (CREDENTIALS_FILE, CONFIG_FILE)
         )
     except (SettingsError, OSError):
@@ -238,6 +308,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or any(not c.isprintable() for c in value):
         raise ValueError("one line of text")
     return value.strip()
+
+
+def _profile(value: Any) -> str:
+    text = _text(value)
+    if text and not _PROFILE.fullmatch(text):
+        raise ValueError("letters, digits, '.', '_' and '-', beginning with a letter or a digit")
+    return text
 
 
 def _url(value: Any) -> str:
@@ -333,6 +410,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _url,
     "token": _token,
     "token_file": _path,
+    "profile": _profile,
     "public_keys": _public_keys,
     "namespace": _namespace,
     "mode": _converted(Mode, ", ".join(MODES)),
@@ -364,6 +442,16 @@ def _parse(name: str, value: Any, origin: str) -> Any:
         raise SettingsError(f"{origin} is {shown}", hint=f"Allowed: {error}") from None
 
 
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = {f"{_PREFIX}{name.upper()}" for name in _PARSERS} | _OF_OTHERS
+    others = (name for name in environ if not name.upper().startswith(f"{_PREFIX}SERVICE_"))
+    for name, nearest in unknown_variables(others, _PREFIX, known):
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        warnings.warn(
+            f"torchrelay: {name} is no setting and does nothing{hint}", UnknownSettingWarning, stacklevel=3
+        )
+
+
 def _from_arguments(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _parse(k, v, f"argument {k!r}") for k, v in overrides.items() if v is not None}
 
@@ -379,6 +467,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_config(path: Path) -> dict[str, Any]:
+    """Any setting but the token. It may name keys to trust, so others must not be able to write it."""
+    if not _is_own(path, stat.S_IWOTH):
+        return {}
     found = _read_object(path)
     for name in found:
         if name not in _PARSERS or name == "token":
@@ -391,16 +482,7 @@ def _from_config(path: Path) -> dict[str, Any]:
 
 def _from_credentials(path: Path) -> dict[str, Any]:
     """url, token, public_keys and namespace; other fields are ignored."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return {}
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        warnings.warn(
-            f"torchrelay: {path} is open to other users and was ignored. Run `chmod 600 {path}`",
-            CredentialsWarning,
-            stacklevel=3,
-        )
+    if not _is_own(path, UNREADABLE):
         return {}
     found = _read_object(path)
     names = [name for name in ("url", "token", "public_keys", "namespace") if name in found]
@@ -409,6 +491,22 @@ def _from_credentials(path: Path) -> dict[str, Any]:
         values.pop("token", None)
         values["token_file"] = path
     return values
+
+
+def _is_own(path: Path, forbidden: int) -> bool:
+    """Whether the file exists and others can have had no hand in it; a warning says what is wrong with it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    if status.st_mode & forbidden:
+        problem = f"is open to other users and was ignored. Run `chmod 600 {path}`"
+    elif hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+        problem = f"belongs to another user (uid {status.st_uid}) and was ignored. Run `chown {os.geteuid()} {path}`"
+    else:
+        return True
+    warnings.warn(f"torchrelay: {path} {problem}", CredentialsWarning, stacklevel=4)
+    return False
 
 
 def _with_credentials(values: dict[str, Any], credentials: dict[str, Any]) -> dict[str, Any]:

@@ -189,8 +189,9 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
     """The settings of the environment, changed by arguments. Raises SettingsError."""
     from pydantic import ValidationError
 
-    from .base.settings import ServiceSettings
+    from .base.settings import ServiceSettings, check_environment
 
+    check_environment(os.environ)
     options = vars(arguments)
     state = options.get("state")
     given: dict[str, Any] = {

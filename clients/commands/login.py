@@ -12,12 +12,18 @@ import typer
 from ...compiler.api.sign_in import SignInProvider
 from ...compiler.errors import NotFound, RelayError, SettingsError
 from ..gateway.compile_client import GatewayClient
-from ..gateway.credentials import SignedIn, SignIn, read_token_file, write_credentials
+from ..gateway.credentials import SignedIn, SignIn, keep_other, read_token_file, write_credentials
 from ..gateway.sign_in import device_flow
 from ..gateway.sign_in.provider_client import ProviderClient
 from ..settings import ClientSettings, credentials_path, load_settings
 
 _LONGEST = 64 << 10
+_Profile = Annotated[
+    str,
+    typer.Option(
+        "--profile", envvar="TORCHRELAY_PROFILE", help="The credentials' name; default: the ones in use."
+    ),
+]
 
 
 def login(
@@ -36,13 +42,15 @@ def login(
     issuer: Annotated[
         str, typer.Option("--issuer", help="Where to sign in, if the gateway accepts several providers.")
     ] = "",
+    profile: _Profile = "",
 ) -> None:
     """Store URL, token and the gateway's public keys for every script of this user.
 
     Signs in with a browser, or asks for a token, or reads one line of standard input. A token is never an argument:
-    those show in `ps`.
+    those show in `ps`. Credentials for another gateway are kept, as a profile.
     """
-    plain = load_settings(url=url)
+    path = credentials_path(profile)
+    plain = load_settings(url=url, profile="")
     if not plain.url:
         raise SettingsError("the URL is empty", hint="Give https://HOST[:PORT]")
     if plain.url.startswith("http://") and not plain.loopback and not insecure:
@@ -59,7 +67,7 @@ def login(
         raise SettingsError(f"{plain.url} offers no such sign-in", hint="Ask an administrator for a token")
     else:
         token = _token()
-    settings = load_settings(url=url, token=token)
+    settings = load_settings(url=url, token=token, profile="")
     if not settings.token:
         raise SettingsError("there is no token on standard input", hint="Paste the one you were given")
     with GatewayClient(settings) as gateway:
@@ -69,8 +77,9 @@ def login(
         token=settings.token,
         public_keys=info.get("public_keys", []),
         namespace=info.get("namespace", ""),
+        profile="",
     )
-    path = credentials_path()
+    kept = keep_other(path, checked.url)
     write_credentials(
         path,
         url=checked.url,
@@ -80,14 +89,18 @@ def login(
         sign_in=sign_in,
     )
     print(f"logged in to {checked.url}; credentials are in {path}")
+    if profile:
+        print(f"scripts use them with TORCHRELAY_PROFILE={profile}, or with this URL")
+    if kept is not None:
+        print(f"those that were there are in {kept}: scripts use them with TORCHRELAY_PROFILE={kept.stem}")
     if sign_in is not None and not sign_in.refresh_token:
         print("the provider gives nothing to renew the token with: sign in again when it has expired")
     print(f"signing keys now trusted: {', '.join(map(str, info.get('key_ids', [])))}")
 
 
-def logout() -> None:
+def logout(profile: _Profile = "") -> None:
     """Remove the stored credentials. A sign-in also ends at its provider, if that offers it."""
-    path = credentials_path()
+    path = credentials_path(profile)
     if not path.exists():
         print("nobody is logged in here")
         return

@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from ...compiler import install_hint
 from ...compiler.errors import ClientError
 
 _SERVER = ("fastapi", "uvicorn", "ray", "redis")
@@ -63,8 +64,6 @@ def demo(context: typer.Context) -> None:
 def _replace_process(module: str, *arguments: str, needs: tuple[str, ...], extra: str) -> None:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
-        raise ClientError(
-            f"this command needs {', '.join(missing)}", hint=f"Run `pip install 'torchrelay[{extra}]'`"
-        )
+        raise ClientError(f"this command needs {', '.join(missing)}", hint=install_hint(extra))
     # -P: a file in the current folder must not stand in for a library.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +16,7 @@ from ...compiler import decoding
 from ...compiler.api.sign_in import BearerKind
 from ...compiler.errors import SettingsError
 from ..atomic_file import write_atomically
+from ..settings import PROFILES_FOLDER, same_gateway
 
 _TOKEN = re.compile(rb"[!-~]+")
 _FILE_BYTES = 1 << 20
@@ -61,6 +65,37 @@ def write_credentials(
         write_atomically(path, msgspec.json.format(content) + b"\n", synced=True)
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="See to the folder") from None
+
+
+def keep_other(path: Path, url: str) -> Path | None:
+    """Move credentials for another gateway than `url` from `path` into a profile, named by their host; where they are
+    then, or None if there are none. Raises SettingsError."""
+    try:
+        found = decoding.from_json(path.read_bytes(), type=dict[str, object])
+        other = str(found.get("url", ""))
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):  # it may be anything
+        other = "unreadable"
+    if not other or same_gateway(url, other):
+        return None
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", urlsplit(other).netloc or other).strip("-.") or "other"
+    folder = path.parent / PROFILES_FOLDER
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in count():
+            place = folder / (f"{name}-{number}.json" if number else f"{name}.json")
+            try:
+                os.link(path, place)  # which replaces nothing
+            except FileExistsError:
+                continue
+            path.unlink()
+            return place
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be kept in {folder}: {error.strerror}", hint="Move it away, or see to the folder"
+        ) from None
+    raise AssertionError("unreachable")
 
 
 def read_token_file(path: Path) -> str | SignedIn:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ...compiler import install_hint
 from ...compiler.api.training.jobs import PACKAGE_BYTES
 from ...compiler.api.training.working_directory import pack
 from ...compiler.errors import LimitExceeded, RelayError, SettingsError
@@ -76,9 +77,7 @@ def _ignored(folder: Path) -> GitIgnoreSpec | None:
     try:
         from pathspec import GitIgnoreSpec
     except ImportError:
-        raise SettingsError(
-            f"{IGNORE_FILE} needs pathspec", hint="Run `pip install 'torchrelay[cli]'`"
-        ) from None
+        raise SettingsError(f"{IGNORE_FILE} needs pathspec", hint=install_hint("cli")) from None
     try:
         return GitIgnoreSpec.from_lines(lines)
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding
+from ...compiler import decoding, install_hint
 from ...compiler.errors import RequestError, SettingsError
 
 BYTES = 1 << 20
@@ -53,9 +53,7 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         from ruamel.yaml.error import YAMLError
         from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
     except ImportError:
-        raise SettingsError(
-            "a job's file needs ruamel.yaml", hint="Run `pip install 'torchrelay[cli]'`"
-        ) from None
+        raise SettingsError("a job's file needs ruamel.yaml", hint=install_hint("cli")) from None
     if len(data) > BYTES:
         raise wrong(f"{name} has {len(data)} bytes, limit {BYTES}", hint="Split the job")
     lines: dict[YamlPath, int] = {}

@@ -6,6 +6,7 @@ Times are in seconds and sizes in bytes, as the names say. Nothing else in servi
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,10 +14,13 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ...compiler.api.training.jobs import PACKAGE_BYTES
+from ...compiler.errors import SettingsError
 from ...compiler.request import codec
+from ...compiler.variables import unknown_variables
 
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]
+_PREFIX = "TORCHRELAY_SERVICE_"
 MIN_TOKEN = 32
 """Characters of a token that an operator chooses, at least."""
 
@@ -43,10 +47,18 @@ def _absolute_paths(value: str) -> str:
     return value
 
 
+def check_environment(environ: Iterable[str]) -> None:
+    """Raises SettingsError for a variable that would be a setting if it had another name."""
+    known = (f"{_PREFIX}{name.upper()}" for name in ServiceSettings.model_fields)
+    for name, nearest in unknown_variables(environ, _PREFIX, known):
+        hint = f"Did you mean {nearest}? Else unset it" if nearest else "Unset it"
+        raise SettingsError(f"{name} is no setting of the service", hint=hint)
+
+
 class ServiceSettings(BaseSettings):
     """What `create_app` needs. Every field can be set as `TORCHRELAY_SERVICE_<NAME>`."""
 
-    model_config = SettingsConfigDict(env_prefix="TORCHRELAY_SERVICE_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
     # where
     host: str = "127.0.0.1"

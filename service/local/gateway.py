@@ -20,7 +20,7 @@ from ...compiler.artifact.signing import key_text
 from ...compiler.errors import SettingsError
 from ...workers.pool import WorkerPool, die_with_parent
 from ..base.async_tasks import end
-from ..base.settings import ServiceSettings
+from ..base.settings import ServiceSettings, default_credentials_file
 from ..gateway.http import tls
 from ..gateway.routes.health import ready_parts
 from ..gateway.server import GatewayServer, create_server
@@ -113,22 +113,29 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     while not server.started:
         await asyncio.sleep(0.05)
     assert settings.token is not None
-    keyring = server.gateway.keyring
+    public_keys = [key_text(key) for key in server.gateway.keyring.public]
+    place, reached = credentials, settings.public_url or url
+    if credentials == default_credentials_file():
+        place = state_folder.place_for_credentials(credentials, reached, public_keys)
     state_folder.write_credentials(
-        credentials,
-        url=settings.public_url or url,
+        place,
+        url=reached,
         token=settings.token.get_secret_value(),
-        public_keys=[key_text(key) for key in keyring.public],
+        public_keys=public_keys,
         namespace=DEFAULT_NAMESPACE,
     )
     say(f"gateway {url}")
-    say(f"credentials {credentials}")
+    say(f"credentials {place}")
+    if place != credentials:
+        say(f"{credentials} is for another service and stays as it is")
+        say(f"scripts use this service with TORCHRELAY_PROFILE={place.stem}")
     say(f"state {settings.state_dir}")
     say("warming workers, some seconds")
     while set((await ready_parts(server.gateway, details=False)).values()) != {"ok"}:
         await asyncio.sleep(0.25)
     say(f"ready {url}")
-    say('next: torch.compile(model, backend="torchrelay") in any script of this user')
+    profile = "" if place == credentials else f" with TORCHRELAY_PROFILE={place.stem}"
+    say(f'next: torch.compile(model, backend="torchrelay") in any script of this user{profile}')
     say("check: torchrelay doctor; stop: Ctrl-C")
 
 

@@ -19,11 +19,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 from pydantic import SecretStr
 
+from ...compiler import decoding
 from ...compiler.errors import SettingsError, Unavailable
 from ...compiler.own_files import read_own
 from ...workers.pool import short_directory
@@ -37,6 +40,8 @@ log = structlog.get_logger(__name__)
 _LOCK_SECONDS = 15.0
 """How long to wait for a service that is just shutting down."""
 RUNTIME_PREFIX = "torchrelay-"
+PROFILES_FOLDER = "credentials"
+"""Beside credentials.json; as clients/settings.py says."""
 
 
 @asynccontextmanager
@@ -102,6 +107,28 @@ def owner_token(state_dir: Path) -> SecretStr:
             hint="Remove it, and the next start makes another; or restore it from a backup",
         )
     return SecretStr(text)
+
+
+def place_for_credentials(default: Path, url: str, public_keys: list[str]) -> Path:
+    """Where credentials for this service replace none for another: `default`, or the file of a profile beside it, which
+    clients use by TORCHRELAY_PROFILE or by this URL."""
+    profiles = default.parent / PROFILES_FOLDER
+    places = (default, profiles / "local.json", profiles / f"local-{urlsplit(url).port or 'https'}.json")
+    return next((place for place in places if not _another_service(place, url, public_keys)), places[-1])
+
+
+def _another_service(path: Path, url: str, public_keys: list[str]) -> bool:
+    """Whether the file is not this service's, or its predecessor's at this URL."""
+    try:
+        found = decoding.from_json(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return False
+    except (OSError, msgspec.MsgspecError):
+        return True
+    keys = found.get("public_keys")
+    if not found.get("token") or (isinstance(keys, list) and any(key in public_keys for key in keys)):
+        return False
+    return found.get("url") != url or "sign_in" in found
 
 
 def write_credentials(path: Path, *, url: str, token: str, public_keys: list[str], namespace: str) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import structlog
 from redis.exceptions import RedisError
 
-from ...compiler import VERSION
+from ...compiler import VERSION, install_hint
 from ..access.audit import AuditLog
 from ..access.namespaces import Namespaces
 from ..access.tokens import Tokens
@@ -117,7 +117,7 @@ def _span_exporter() -> SpanExporter | None:
     try:
         from ..base.span_exporter import OpenTelemetryExporter
     except ImportError as error:
-        log.warning("traces_not_exported", error=str(error), hint="pip install 'torchrelay[otel]'")
+        log.warning("traces_not_exported", error=str(error), hint=install_hint("server,otel"))
         return None
     return OpenTelemetryExporter(VERSION)
 

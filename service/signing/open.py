@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...compiler import install_hint
 from ...compiler.errors import SettingsError
 from ..base.settings import ServiceSettings
 from .key_files import read_trusted_keys
@@ -54,7 +55,5 @@ def _device(settings: ServiceSettings) -> KeyStore | None:
     try:
         from .pkcs11_keys import Pkcs11Keys  # an extra of its own
     except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"pkcs11_module needs {error.name}", hint="Run `pip install 'torchrelay[server,pkcs11]'`"
-        ) from None
+        raise SettingsError(f"pkcs11_module needs {error.name}", hint=install_hint("server,pkcs11")) from None
     return Pkcs11Keys(settings.pkcs11_module, settings.pkcs11_token, settings.pkcs11_pin.get_secret_value())

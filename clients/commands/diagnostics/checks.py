@@ -120,7 +120,7 @@ def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="torchrelay"):
         raise ClientError(
             "torch.compile does not find the backend",
-            hint="Install the package (`pip install torchrelay`); a folder on PYTHONPATH has no entry points",
+            hint="Run `pip install .` in the folder of torchrelay's source; a folder on PYTHONPATH has no entry points",
         )
     return 'torch.compile(..., backend="torchrelay") is registered'
 

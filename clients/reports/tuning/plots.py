@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 
+from ....compiler import install_hint
 from ....compiler.errors import SettingsError
 from .summary import TuningReport
 
@@ -18,7 +19,7 @@ def require() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise SettingsError(
             "pictures need matplotlib",
-            hint="Install torchrelay[report], or leave them out: --no-pictures",
+            hint=f"{install_hint('report')}, or leave them out: --no-pictures",
         )
 
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from ....compiler import decoding
+from ....compiler import decoding, install_hint
 from ....compiler.errors import CheckpointError, SettingsError
 from ...atomic_file import write_atomically
 
@@ -196,7 +196,7 @@ class ObjectStorage:
             from obstore.store import from_url
         except ImportError:
             raise SettingsError(
-                f"checkpoints in {url} need the package obstore", hint="pip install 'torchrelay[server]'"
+                f"checkpoints in {url} need the package obstore", hint=install_hint("server")
             ) from None
         self._do: Any = obstore
         try:

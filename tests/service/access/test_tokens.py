@@ -156,6 +156,31 @@ def test_an_administrator_issues_and_a_user_logs_in_and_is_revoked(
     assert "was revoked" in refused.stderr
 
 
+def test_a_login_keeps_the_credentials_for_another_gateway(
+    environment: dict[str, str], gateway: Running, tmp_path: Path
+) -> None:
+    folder = tmp_path / "config" / "torchrelay"
+    folder.mkdir(parents=True)
+    other = b'{"url": "https://relay.example.org:8443", "token": "other\'s", "public_keys": []}'
+    (folder / "credentials.json").write_bytes(other)
+    (folder / "credentials.json").chmod(0o600)
+    done = _run(environment, "login", gateway.url, stdin=TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert "TORCHRELAY_PROFILE=relay.example.org-8443" in done.stdout
+    kept = folder / "credentials" / "relay.example.org-8443.json"
+    assert (kept.read_bytes(), stat.S_IMODE(kept.stat().st_mode)) == (other, 0o600)
+    assert _run(environment, "stats").returncode == 0
+    assert _run(environment, "login", gateway.url, stdin=TOKEN).returncode == 0
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+    assert _run(environment, "login", gateway.url, "--profile", "mine", stdin=TOKEN).returncode == 0
+    named = {**environment, "TORCHRELAY_PROFILE": "mine"}
+    assert _run(named, "stats").returncode == 0
+    assert _run(named, "logout").returncode == 0
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert _run(environment, "stats").returncode == 0
+
+
 def test_login_with_a_wrong_token_leaves_the_credentials_alone(
     environment: dict[str, str], gateway: Running, tmp_path: Path
 ) -> None:

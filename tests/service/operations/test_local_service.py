@@ -17,6 +17,7 @@ import pytest
 from structlog.testing import CapturingLogger
 from torchrelay.compiler.artifact.signing import key_id
 from torchrelay.compiler.errors import SettingsError, Unavailable
+from torchrelay.service.base.settings import check_environment
 from torchrelay.service.local import listening, state_folder
 from torchrelay.service.local.redis_server import RedisServer, find_server
 from torchrelay.service.signing.key_files import FileKeys
@@ -116,6 +117,67 @@ def test_credentials_are_private_and_replace_an_open_file_whole(tmp_path):
         "namespace": "default",
     }
     assert [p.name for p in path.parent.iterdir()] == ["credentials.json"]
+
+
+_HERE = {"url": "http://127.0.0.1:8642", "token": "t", "public_keys": ["k"], "namespace": "default"}
+_COMPANY = {**_HERE, "url": "https://relay.example.org", "public_keys": ["c"]}
+
+
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        ({}, "credentials.json"),
+        (_HERE, "credentials.json"),
+        ({**_HERE, "url": "http://127.0.0.1:40000"}, "credentials.json"),  # this service's, at another port
+        ({**_HERE, "public_keys": ["of before"]}, "credentials.json"),  # of what was at this URL before
+        (_COMPANY, "credentials/local.json"),
+        ({**_HERE, "url": "http://127.0.0.1:40000", "public_keys": ["c"]}, "credentials/local.json"),
+        ({**_HERE, "public_keys": ["c"], "sign_in": {}}, "credentials/local.json"),  # through a tunnel
+        ("not JSON", "credentials/local.json"),
+    ],
+)
+def test_credentials_for_another_service_stay_where_they_are(tmp_path, there, name):
+    default = tmp_path / "credentials.json"
+    default.write_text(there if isinstance(there, str) else json.dumps(there))
+    assert state_folder.place_for_credentials(default, _HERE["url"], ["k"]) == tmp_path / name
+
+
+def test_two_services_of_one_machine_have_a_profile_each(tmp_path):
+    default = tmp_path / "credentials.json"
+    for url, keys in ((_COMPANY["url"], ["c"]), (_HERE["url"], ["k"]), ("http://127.0.0.1:9000", ["o"])):
+        place = state_folder.place_for_credentials(default, url, keys)
+        state_folder.write_credentials(place, url=url, token="t", public_keys=keys, namespace="default")
+    found = {path.name: json.loads(path.read_text())["url"] for path in tmp_path.rglob("*.json")}
+    assert found == {
+        "credentials.json": "https://relay.example.org",
+        "local.json": "http://127.0.0.1:8642",
+        "local-9000.json": "http://127.0.0.1:9000",
+    }
+    assert (tmp_path / "credentials" / "local.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("ISOLTION", "ISOLATION"), ("REDISURL", "REDIS_URL"), ("max_queue", "MAX_QUEUED"), ("QQQQQQ", "")],
+)
+def test_a_mistyped_setting_is_refused_with_the_nearest_name(name, nearest):
+    variable = f"TORCHRELAY_SERVICE_{name}"
+    done = subprocess.run(
+        [sys.executable, "-m", "torchrelay.service", "gateway"],
+        env={**os.environ, variable: "required"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"{variable} is no setting of the service" in done.stderr
+    assert (f"Did you mean TORCHRELAY_SERVICE_{nearest}?" in done.stderr) == bool(nearest)
+    assert "Traceback" not in done.stderr
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_mistyped_setting():
+    links = ("PORT_HTTP", "PORT_8642_TCP", "PORT_8642_TCP_ADDR", "SERVICE_HOST", "SERVICE_PORT_HTTP")
+    check_environment([f"TORCHRELAY_SERVICE_{name}" for name in links] + ["TORCHRELAY_SERVICE_HOST", "PATH"])
 
 
 def test_a_state_folder_serves_one_service_at_a_time(tmp_path, monkeypatch):

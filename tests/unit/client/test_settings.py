@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torchrelay.clients import settings as module
 from torchrelay.clients.settings import (
     ClientSettings,
     CredentialsWarning,
+    UnknownSettingWarning,
     load_launcher_info,
     load_settings,
     wants_prefetch,
@@ -228,6 +231,76 @@ def test_damaged_credentials_are_a_typed_error_that_names_the_file(empty_home: P
 def test_the_config_file_holds_no_token_and_nothing_unknown(empty_home: Path, name: str) -> None:
     write(empty_home, "config.json", {name: "x"})
     with pytest.raises(SettingsError, match=name):
+        load_settings()
+
+
+def profile(home: Path, name: str, url: str, token: str) -> Path:
+    content = {"url": url, "token": token, "public_keys": [KEY], "namespace": name}
+    file = f"credentials/{name}.json" if name else "credentials.json"
+    return write(home, file, content)
+
+
+def test_credentials_of_several_gateways_are_told_apart_by_name_and_by_url(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile(empty_home, "", "https://relay.example.org", "company's")
+    profile(empty_home, "local", "http://127.0.0.1:8642", "own")
+    profile(empty_home, "other", "http://127.0.0.1:9000", "other's")
+    assert load_settings().token == "company's"
+    monkeypatch.setenv("TORCHRELAY_PROFILE", "local")
+    assert (load_settings().url, load_settings().token) == ("http://127.0.0.1:8642", "own")
+    assert load_settings(profile="").token == "company's"
+    monkeypatch.delenv("TORCHRELAY_PROFILE")
+    monkeypatch.setenv("TORCHRELAY_URL", "http://localhost:9000")
+    assert (load_settings().token, load_settings().namespace) == ("other's", "other")
+    monkeypatch.setenv("TORCHRELAY_URL", "http://localhost:1")
+    assert load_settings().token == ""
+    write(empty_home, "config.json", {"profile": "other"})
+    assert load_settings(url="http://127.0.0.1:9000").token == "other's"
+
+
+@pytest.mark.parametrize("name", ["none", "../credentials", "a/b", ".hidden"])
+def test_a_profile_that_does_not_exist_is_refused(empty_home: Path, name: str) -> None:
+    profile(empty_home, "", "https://relay.example.org", "t")
+    profile(empty_home, "local", "http://127.0.0.1:8642", "t")
+    with pytest.raises(SettingsError) as error:
+        load_settings(profile=name)
+    assert error.value.advice == "Profiles: local" or "letters, digits" in error.value.advice
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["credentials.json", "config.json"])
+def test_another_users_file_is_ignored_with_a_warning(empty_home: Path, name: str) -> None:
+    path = write(empty_home, name, {"url": "https://relay.example.org", "public_keys": [KEY]})
+    os.chown(path, 65534, 65534)
+    with pytest.warns(CredentialsWarning, match=r"belongs to another user \(uid 65534\).* `chown 0 "):
+        found = load_settings()
+    assert (found.url, found.public_keys) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("TOKN", "TOKEN"), ("PREFECH", "PREFETCH"), ("cache-dir", "CACHE_DIR"), ("ZZZZZZZ", "")],
+)
+def test_a_mistyped_variable_is_a_warning_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    monkeypatch.setenv(f"TORCHRELAY_{name}", "x")
+    with pytest.warns(UnknownSettingWarning, match=f"TORCHRELAY_{name} is no setting") as caught:
+        load_settings()
+    (warning,) = caught
+    assert (f"did you mean TORCHRELAY_{nearest}?" in str(warning.message)) == bool(nearest)
+
+
+def test_what_others_read_is_no_mistyped_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service, training jobs, docker-compose.yml, and what Kubernetes sets for a service of this name."""
+    compose = (Path(module.__file__).parents[1] / "docker-compose.yml").read_text()
+    links = ("TORCHRELAY_PORT", "TORCHRELAY_GATEWAY_SERVICE_HOST", "TORCHRELAY_GATEWAY_PORT_8642_TCP_ADDR")
+    others = ("TORCHRELAY_SERVICE_ISOLATION", "TORCHRELAY_TRAIN_JOB", "TORCHRELAY_SLOT")
+    for name in {*re.findall(r"\$\{(TORCHRELAY_[A-Z_]+)", compose), *links, *others}:
+        monkeypatch.setenv(name, "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         load_settings()
 
 
