@@ -17,7 +17,7 @@ from .compiler import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from .clients.backend import compile, disable, enable
-    from .clients.reports.run_report import FallbackWarning, Report, report
+    from .clients.reports.run_report import FallbackWarning, Report, StaleProgramWarning, report
     from .compiler import errors
     from .compiler.errors import RelayError
 
@@ -25,6 +25,7 @@ __all__ = [
     "FallbackWarning",
     "RelayError",
     "Report",
+    "StaleProgramWarning",
     "__version__",
     "compile",
     "disable",
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> Any:
         from .clients import backend
 
         return getattr(backend, name)
-    if name in ("report", "Report", "FallbackWarning"):
+    if name in ("report", "Report", "FallbackWarning", "StaleProgramWarning"):
         from .clients.reports import run_report
 
         return getattr(run_report, name)

@@ -124,6 +124,7 @@ def run_steady(
     """Once traced, which records programs, and once from them."""
     machine = FreshMachine(at.root / "steady")
     client = {**service.environment, "TORCHRELAY_MODE": "require", "TORCHRELAY_PROGRAMS": "1"}
+    client["TORCHRELAY_PROGRAMS_CHECK"] = "0"  # which start traces after all is drawn at random
     command = [sys.executable, str(MEASURED / "steady.py"), "--model", at.model, "--device", at.device]
     for start in ("traced", "its programs"):
         try:

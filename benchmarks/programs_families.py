@@ -2,11 +2,12 @@
 
     python benchmarks/programs_families.py [--models llama,timm/resnet18] [--check]
 
-Each is built from a config with two small layers (timm's smallest) and takes one training step twice, in new processes:
-the first records its programs, the second starts from them. No graph is compiled (measured/start_once.py). A row
-counts the functions that Dynamo was given and those that started without tracing, and says whether loss and gradient
-norm are the traced run's to the last bit. With --check, exits with 1 also when fewer than nine in ten start without
-tracing, or a result differs.
+Each is built from a config with two small layers (timm's smallest) and takes one training step, in three new processes:
+the first records its programs, the second starts from them, the third traces again and compares. No graph is compiled
+(measured/start_once.py). A row counts the functions that Dynamo was given and those that started without tracing, and
+says whether loss and gradient norm are the traced run's to the last bit, and whether a new trace made the same
+programs. With --check, exits with 1 also when fewer than nine in ten start without tracing, or a result or a program
+differs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torchrelay.examples.harness.table import print_table
 
 SHARE = 0.9
 """Of the architectures, that must start without tracing: 27 of 30."""
-COLUMNS = ("architecture", "functions", "started", "traced s", "started s", "loss, gradients")
+COLUMNS = ("architecture", "functions", "started", "traced s", "started s", "loss, gradients", "programs")
 
 
 def main() -> int:
@@ -57,10 +58,11 @@ def start_twice(name: str, folder: Path, timeout: float) -> dict[str, Any]:
     command += ["--folder", str(folder / "programs")]
     environment = FreshMachine(folder).environment()
     try:
-        first, second = (run_child(command, environment, timeout) for _ in range(2))
+        commands = command, command, [*command, "--check"]
+        first, second, third = (run_child(each, environment, timeout) for each in commands)
     except ChildFailed as error:
         return {"model": name, "error": str(error)}
-    return {"model": name, "traced": first, "started": second}
+    return {"model": name, "traced": first, "started": second, "checked": third}
 
 
 def is_trace_free(record: dict[str, Any]) -> bool:
@@ -72,19 +74,26 @@ def is_equal(record: dict[str, Any]) -> bool:
     return all(record["traced"][name] == record["started"][name] for name in names)
 
 
+def is_reproduced(record: dict[str, Any]) -> bool:
+    """Whether a new trace made each program as it was recorded."""
+    return record["checked"]["checked"] == record["started"]["started"] and not record["checked"]["stale"]
+
+
 def judge(records: list[dict[str, Any]]) -> list[verdicts.Verdict]:
     free = sum(map(is_trace_free, records))
     ran = [record for record in records if "error" not in record]
     equal = sum(map(is_equal, ran))
+    same = sum(map(is_reproduced, ran))
     return [
         (free >= SHARE * len(records), f"{free} of {len(records)} start without tracing (>= {SHARE:.0%})"),
         (equal == len(ran), f"{equal} of {len(ran)} have the traced run's loss and gradient norm"),
+        (same == len(ran), f"{same} of {len(ran)} have programs that a new trace makes again"),
     ]
 
 
 def row(record: dict[str, Any]) -> list[str]:
     if "error" in record:
-        return [record["model"], "-", "-", "-", "-", "failed"]
+        return [record["model"], "-", "-", "-", "-", "failed", "-"]
     first, second = record["traced"], record["started"]
     return [
         record["model"],
@@ -93,6 +102,7 @@ def row(record: dict[str, Any]) -> list[str]:
         f"{first['seconds']:.2f}",
         f"{second['seconds']:.2f}",
         "equal" if is_equal(record) else "DIFFER",
+        "the same" if is_reproduced(record) else "DIFFER",
     ]
 
 
@@ -105,6 +115,8 @@ def show_reasons(records: list[dict[str, Any]]) -> None:
         elif not is_trace_free(record):
             for function, reason in record["traced"]["reasons"] + record["started"]["reasons"]:
                 places[reason][f"{record['model']} ({function})"] = None
+        for difference in record.get("checked", {}).get("stale", []):
+            print(f"{record['model']}: a new trace differs in its {difference}")
     for reason, found in sorted(places.items(), key=lambda each: -len(each[1])):
         print(f"{len(found)}: {reason}", *found, sep="\n    ")
 

@@ -457,7 +457,13 @@ def _start_programs() -> None:
         compatibility.check("programs")
         store = ProgramStore(settings.cache_dir, settings.state_dir)
         shares = settings.programs == "team" and settings.mode != "off"
-        programs = ProcessPrograms(torchrelay, store, lambda: process_backend().source, shares=shares)
+        programs = ProcessPrograms(
+            torchrelay,
+            store,
+            lambda: process_backend().source,
+            shares=shares,
+            check_one_in=1 if settings.check == 1 else settings.programs_check,
+        )
         frames.install(programs)
     except Exception as error:  # settings that cannot be read are reported by the first graph
         process_report().traced("every function", str(error))

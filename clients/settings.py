@@ -110,7 +110,10 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Start functions without tracing that an earlier process has traced. own: of this user on this machine. team: also
     of others with the service's signature; what this process traces is sent, if its token may."""
     check: int = 0
-    """Compare the first call of one graph in so many with eager, on the user's inputs; 1: of each graph, 0: of none."""
+    """Compare the first call of one graph in so many with eager, on the user's inputs; 1: of each graph, and programs
+    with a trace in each start; 0: of none."""
+    programs_check: int = 50
+    """One start in so many is traced, and its programs are compared with what it has traced; 0: none, 1: each."""
     cache_dir: Path
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
@@ -403,7 +406,7 @@ def _converted(type: Any, allowed: str) -> Callable[[Any], Any]:
 
 _seconds = _converted(Annotated[float, Meta(gt=0, le=sys.float_info.max)], "a number of seconds above 0")
 _one_in = _converted(
-    Annotated[int, Meta(ge=0, le=sys.maxsize)], "a whole number N: one graph in N is checked; 0: none"
+    Annotated[int, Meta(ge=0, le=sys.maxsize)], "a whole number N: one in N is checked; 0: none"
 )
 _bytes = _converted(Annotated[int, Meta(ge=0)], "a whole number of bytes, 0 or more")
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
@@ -419,6 +422,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "background": _flag,
     "programs": _programs,
     "check": _one_in,
+    "programs_check": _one_in,
     "cache_dir": _path,
     "tuning_lock": _path,
     "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),

@@ -41,6 +41,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # another from coming to it. For this process, whose torch is not loaded yet, and for all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Which start checks its programs by tracing is drawn at random; a test that wants it says so.
+os.environ.setdefault("TORCHRELAY_PROGRAMS_CHECK", "0")
+
 QUICK = (
     "tests/unit/",
     "tests/service/access/test_access.py",

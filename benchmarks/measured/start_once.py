@@ -2,7 +2,8 @@
 
 No graph is compiled: each runs as the request of its artifact describes it, so that a start costs no g++. All else is
 the client's own: programs are looked up, made again, checked, recorded and kept as with a service. `functions` counts
-those that Dynamo was given; `reasons` tell for each that was traced why.
+those that Dynamo was given; `reasons` tell for each that was traced why. With --check, each function is traced, and its
+program compared with the trace: `checked` counts them, `stale` says how they differ.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torchrelay.clients.artifacts.programs.process_programs import ProcessProgra
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
 from torchrelay.clients.capture.prepare import prepare
+from torchrelay.compiler.artifact.programs.records import FrameProgram
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.graph.decode import decode_graph
 from torchrelay.compiler.request import codec, key, schema
@@ -29,10 +31,11 @@ from torchrelay.compiler.torch_internals.dynamo.programs import frames, recordin
 class Functions(ProcessPrograms):
     """Counts what Dynamo was given."""
 
-    found = started = 0
+    found = started = checks_made = 0
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(uncompiled, ProgramStore(folder, folder), RequestedGraphs)
+    def __init__(self, folder: Path, *, check: bool) -> None:
+        super().__init__(uncompiled, ProgramStore(folder, folder), RequestedGraphs, check_one_in=int(check))
+        self.stale: list[str] = []
         self.reasons: list[tuple[str, str]] = []
 
     def key(self, frame: frames.FrameName) -> str:
@@ -41,6 +44,10 @@ class Functions(ProcessPrograms):
 
     def used(self, frame: frames.FrameName) -> None:
         self.started += 1
+
+    def checked(self, frame: frames.FrameName, key: str, record: FrameProgram, difference: str) -> None:
+        self.checks_made += 1
+        self.stale += [difference] if difference else []
 
     def unfit(self, frame: frames.FrameName, reason: str) -> None:
         self.reasons.append((f"{frame.module}.{frame.name}", reason))
@@ -91,6 +98,8 @@ def main() -> dict[str, Any]:
         "seconds": seconds,
         "functions": programs.found,
         "started": programs.started,
+        "checked": programs.checks_made,
+        "stale": programs.stale,
         "reasons": programs.reasons,
         "loss": loss.item(),
         "gradient_norm": torch.stack(gradients).norm().item(),
@@ -101,6 +110,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, choices=FAMILIES)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    programs = Functions(args.folder)
+    programs = Functions(args.folder, check=args.check)
     print(json.dumps(main()))

@@ -77,6 +77,7 @@ class Surroundings:
         # The measuring script imports torchrelay, and builds its model after that.
         client["TORCHRELAY_PREFETCH"] = str(int(prefetch))
         client["TORCHRELAY_PROGRAMS"] = str(int(programs))
+        client["TORCHRELAY_PROGRAMS_CHECK"] = "0"  # which start traces after all is drawn at random
         if not self.round_trip:
             return self.train(machine, "torchrelay", *flags, **client)
         folder = Path(self.service.environment["XDG_CONFIG_HOME"])

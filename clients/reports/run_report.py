@@ -55,6 +55,11 @@ class FallbackWarning(UserWarning):
     """A graph was compiled locally, not by the service; the text says why and what to do."""
 
 
+class StaleProgramWarning(UserWarning):
+    """A program that was kept is not what a new trace makes of the function, and is not used again; the text says which
+    function, and what differs."""
+
+
 class UntunedRun(Struct, frozen=True, kw_only=True):
     """The artifact without a search that a graph runs until the tuned one takes over, or ran. key, outcome: of that
     artifact. seconds: from the request to its first call. calls: how often it ran; None while it runs."""
@@ -92,13 +97,15 @@ class Report(Struct, frozen=True, kw_only=True):
     hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: prefetches
-    that failed. programs: functions that started without tracing. traced: functions that did not although programs are
-    on, and why; the first 1000. checked: graphs whose first call was compared with eager; those that differed are among
-    the fallbacks too. unchecked: those for which that was not possible. background: run eagerly or untuned now, while
-    the service compiles them. untuned: run now without the search that was asked for, because it has not ended or has
-    failed. fallbacks: compiled locally, by error code. alone: graphs on which this process decided without the other
-    processes of its job, by error code. autotune_hits: kernels that Triton or Helion did not measure because the team
-    had. autotune_failures: exchanges of such winners that failed, by error code. seconds: by stage, all graphs
+    that failed. programs: functions that started without tracing. programs_checked: functions that were traced all the
+    same, to compare their programs with the trace. programs_stale: of these, the ones whose programs differed. traced:
+    functions that were traced although programs are on, and why; the first 1000. checked: graphs whose first call was
+    compared with eager; those that differed are among the fallbacks too. unchecked: those for which that was not
+    possible. background: run eagerly or untuned now, while the service compiles them. untuned: run now without the
+    search that was asked for, because it has not ended or has failed. fallbacks: compiled locally, by error code.
+    alone: graphs on which this process decided without the other processes of its job, by error code. autotune_hits:
+    kernels that Triton or Helion did not measure because the team had. autotune_failures: exchanges of such winners
+    that failed, by error code. seconds: by stage, all graphs
     together. graphs: the latest 1000, and after them those in the background.
     """
 
@@ -110,6 +117,8 @@ class Report(Struct, frozen=True, kw_only=True):
     prefetched: int
     prefetch_failures: int
     programs: int
+    programs_checked: int
+    programs_stale: int
     traced: tuple[TracedFunction, ...]
     checked: int
     unchecked: int
@@ -126,7 +135,7 @@ class Report(Struct, frozen=True, kw_only=True):
 class RunRecord(Struct, frozen=True, kw_only=True):
     """One process that compiled something. program: the script's name without folders. ended: seconds since 1970. run:
     the same text in all ranks that one launcher started on this machine, '' for a process without a launcher. programs,
-    traced: as in Report."""
+    programs_checked, programs_stale, traced: as in Report."""
 
     program: str
     pid: int
@@ -135,6 +144,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     run: str = ""
     rank: int | None = None
     programs: int = 0
+    programs_checked: int = 0
+    programs_stale: int = 0
     traced: tuple[TracedFunction, ...] = ()
 
 
@@ -161,6 +172,8 @@ class RunReport:
         self._programs = 0
         self._checked = 0
         self._unchecked = 0
+        self._programs_checked = 0
+        self._programs_stale = 0
         self._traced: dict[TracedFunction, None] = {}
         self._trace: StartTrace | None = None
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
@@ -294,6 +307,21 @@ class RunReport:
         with self._lock:
             self._programs += 1
 
+    def program_checked(self, function: str, difference: str) -> None:
+        """Counts a function whose program was compared with a trace; warns of each that differs. Raises
+        StaleProgramWarning only if a filter names it."""
+        with self._lock:
+            self._programs_checked += 1
+            self._programs_stale += bool(difference)
+        if difference:
+            self.traced(function, f"its program was stale, and was dropped: {difference}")
+            _warn(
+                f"torchrelay: the program of {function} was stale, and is dropped. A new trace differs in its "
+                f"{difference}. Starts from it may have computed something else than the code says: docs/programs.md "
+                "tells what programs do not see",
+                StaleProgramWarning,
+            )
+
     def traced(self, function: str, reason: str) -> None:
         """Lists a function that is traced although programs are on."""
         _log.info("torchrelay: %s is traced at each start: %s", function, reason)
@@ -316,13 +344,7 @@ class RunReport:
         if not first:
             _log.info("%s", text)
             return
-        try:
-            warnings.warn(text, FallbackWarning, stacklevel=3)
-        except FallbackWarning:
-            matching = (f[2] for f in warnings.filters if issubclass(FallbackWarning, f[2]))
-            if next(matching, None) is FallbackWarning:
-                raise
-            _log.warning("%s", text)  # -W error is for other warnings: training goes on
+        _warn(text, FallbackWarning)
 
     def snapshot(self) -> Report:
         with self._lock:
@@ -335,6 +357,8 @@ class RunReport:
                 prefetched=self._prefetched,
                 prefetch_failures=self._prefetch_failures,
                 programs=self._programs,
+                programs_checked=self._programs_checked,
+                programs_stale=self._programs_stale,
                 traced=tuple(self._traced),
                 checked=self._checked,
                 unchecked=self._unchecked,
@@ -404,6 +428,8 @@ class RunReport:
             run=run,
             rank=rank,
             programs=found.programs,
+            programs_checked=found.programs_checked,
+            programs_stale=found.programs_stale,
             traced=found.traced,
         )
         try:
@@ -412,6 +438,17 @@ class RunReport:
             write_atomically(path, data)
         except (OSError, ValueError) as error:  # ValueError: a name that is no text
             _log.info("the run's record could not be left in %s: %s", path, error)
+
+
+def _warn(text: str, category: type[Warning]) -> None:
+    """Raises the warning only if a filter names its class."""
+    try:
+        warnings.warn(text, category, stacklevel=4)
+    except category:
+        matching = (f[2] for f in warnings.filters if issubclass(category, f[2]))
+        if next(matching, None) is category:
+            raise
+        _log.warning("%s", text)  # -W error is for other warnings: training goes on
 
 
 def _written(write: Callable[[Path], None], path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from ....compiler.graph.ambient import differing_process_state
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
 from ....compiler.torch_internals.distributed import process_groups
+from ....compiler.torch_internals.dynamo.programs import values
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
 from ....compiler.torch_internals.inductor import config_modules
 from ...capture.configuration import Options, read_configuration, split_options
@@ -30,23 +32,33 @@ from ...reports.run_report import process_report
 from ...settings import load_launcher_info
 from ..load import collector
 from ..source import ArtifactRequest, ArtifactSource
-from .store import ProgramStore
+from .store import ProgramStore, digest
 from .team_programs import TeamPrograms
 
 _DYNAMO = "torch._dynamo.config"
+_OF_THIS_MACHINE = frozenset({"base_dir", "debug_dir_root", "log_file_name", "pt2_compile_id_prefix"})
+"""Its entries that say where files lie, and what logs call a compile."""
 
 
 class ProcessPrograms:
     """The programs of frames whose back end is `backend` (frames.Programs). source: of artifacts, when it is first
-    needed. shares: take the team's programs too, and send own ones. Safe for threads."""
+    needed. shares: take the team's programs too, and send own ones. check_one_in: starts, of which one traces and
+    compares the records with what it has traced; 0: none. Safe for threads."""
 
     def __init__(
-        self, backend: Any, store: ProgramStore, source: Callable[[], ArtifactSource], *, shares: bool = False
+        self,
+        backend: Any,
+        store: ProgramStore,
+        source: Callable[[], ArtifactSource],
+        *,
+        shares: bool = False,
+        check_one_in: int = 0,
     ) -> None:
         self._backend = backend
         self._store = store
         self._source = source
         self._shares = shares
+        self._check_one_in = check_one_in
 
     @functools.cached_property
     def _team(self) -> TeamPrograms | None:
@@ -54,6 +66,17 @@ class ProcessPrograms:
             return None
         source = self._source()
         return TeamPrograms(source.gateway, source.disk, source.signed)
+
+    @functools.cached_property
+    def _checks(self) -> bool:
+        """Drawn once in a process. Ranks draw for themselves, so that a job of any size is slower as seldom."""
+        if self._check_one_in < 2:
+            return self._check_one_in == 1
+        launch = load_launcher_info()
+        return secrets.randbelow(self._check_one_in * (launch.world_size if launch else 1)) == 0
+
+    def checks(self) -> bool:
+        return self._checks
 
     def wants(self, compiler: Any) -> bool:
         return getattr(compiler, "compiler_fn", compiler) is self._backend
@@ -74,8 +97,8 @@ class ProcessPrograms:
 
     def find(self, key: str) -> Iterator[FrameProgram]:
         with self.timed("lookup"):
-            own = in_order(self._store.read(key))
-        yield from own
+            kept = self._store.file(key)
+        yield from in_order(kept.variants)
         if self._team is None:
             return
         others = self._team.find(key)
@@ -84,44 +107,61 @@ class ProcessPrograms:
                 program = next(others, None)
             if program is None:
                 return
-            if program not in own:
+            if program not in kept.variants and digest(program) not in kept.stale:
                 yield program
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         start = time.perf_counter()
         try:
-            request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
-            background, options = split_options(_given_options(frame))
-            if self._source().may_begin_eagerly(background):
-                return "the ranks of a job decide together how long it runs eagerly"
-            inductor, aot, cudagraphs = read_configuration(request.mode, options)
-            other = _other_settings(request, inductor, aot) or _other_device(request, record)
-            if other:
-                return f"a graph of it would be another one now, because of {other}"
-            captured = _captured(request, record.device, cudagraphs)
+            captured, reason = self._captured(frame, record)
+            if reason:
+                return reason
             found = self._source().obtain(ArtifactRequest(captured, record.request, record.key, []))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             return f"a graph of it cannot be had: {error}"
         if record.artifact and found.digest != record.artifact:
             return "the artifact of a graph is another one now, and may assume other sizes"
         seconds = time.perf_counter() - start
-        process_report().record(found.outcome, key=found.key, seconds=seconds, nodes=len(request.graph.nodes))
+        nodes = len(captured.request.graph.nodes)
+        process_report().record(found.outcome, key=found.key, seconds=seconds, nodes=nodes)
         return found.compiled
 
-    def made(self, frame: FrameName, key: str, program: FrameProgram) -> None:
+    def changed(self, frame: FrameName, record: ProgramGraph) -> str:
+        return self._captured(frame, record)[1]
+
+    def _captured(self, frame: FrameName, record: ProgramGraph) -> tuple[CapturedGraph, str]:
+        """The graph, and why it would be another one in this process now, or ''."""
+        request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
+        background, options = split_options(_given_options(frame))
+        inductor, aot, cudagraphs = read_configuration(request.mode, options)
+        sizes = {symbol.name: symbol.hint for symbol in request.symbols}
+        captured = CapturedGraph(request, sizes, record.device, cudagraphs, floats={})
+        if self._source().may_begin_eagerly(background):
+            return captured, "the ranks of a job decide together how long it runs eagerly"
+        other = _other_settings(request, inductor, aot) or _other_device(request, record)
+        return captured, f"a graph of it would be another one now, because of {other}" if other else ""
+
+    def checked(self, frame: FrameName, key: str, record: FrameProgram, difference: str) -> None:
+        if difference:
+            self._store.drop(key, record)
+        process_report().program_checked(_name(frame), difference)
+
+    def made(
+        self, frame: FrameName, key: str, program: FrameProgram, instead: FrameProgram | None = None
+    ) -> None:
         try:
-            self._keep(key, program)
+            self._keep(key, program, instead)
         except Exception as error:  # settings that lead to no service
             self.unfit(frame, f"its record cannot be kept: {type(error).__name__}: {error}")
 
-    def _keep(self, key: str, program: FrameProgram) -> None:
+    def _keep(self, key: str, program: FrameProgram, instead: FrameProgram | None) -> None:
         self._store.add(key, program)
         if self._team is not None:
             requests = (
                 decoding.from_msgpack(graph.request, type=schema.GraphRequest) for graph in program.graphs
             )
             kinds = {request.target.kind for request in requests}
-            self._team.send(key, program, "cuda" if "cuda" in kinds else "cpu")
+            self._team.send(key, program, "cuda" if "cuda" in kinds else "cpu", instead)
 
     def unfit(self, frame: FrameName, reason: str) -> None:
         process_report().traced(_name(frame), reason)
@@ -132,11 +172,6 @@ class ProcessPrograms:
 
 def _name(frame: FrameName) -> str:
     return f"{frame.module}.{frame.name}"
-
-
-def _captured(request: schema.GraphRequest, device: int | None, cudagraphs: bool) -> CapturedGraph:
-    sizes = {symbol.name: symbol.hint for symbol in request.symbols}
-    return CapturedGraph(request, sizes, device, cudagraphs, floats={})
 
 
 def _other_settings(request: schema.GraphRequest, inductor: Options, aot: Options) -> str:
@@ -165,7 +200,8 @@ def _given_options(frame: FrameName) -> Mapping[str, Any] | None:
 
 
 def _key(frame: FrameName) -> str:
-    """Names a frame and all that decides how it is traced, besides what its guards compare; 64 hex digits."""
+    """Names a frame and all that decides how it is traced, besides what its guards compare; 64 hex digits. Raises
+    NotPortable for a filter of guards that another process cannot compare."""
     compiler = frame.compiler
     named = (
         REVISION,
@@ -179,7 +215,8 @@ def _key(frame: FrameName) -> str:
         _place(),
         repr(getattr(compiler, "dynamic", None)),
         repr(sorted(getattr(compiler, "kwargs", {}).items(), key=repr)),
-        _changed_entries(),
+        _dynamo_entries(),
+        None if frame.guard_filter is None else values.described(frame.guard_filter),
     )
     return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
 
@@ -193,8 +230,15 @@ def _place() -> list[Any]:
     return [ranks, process_groups.described(), device]
 
 
-def _changed_entries() -> list[str]:
-    """Entries of Dynamo's configuration that have another value than PyTorch's own."""
-    entries = sorted(config_modules.config_entries(_DYNAMO).items())
-    own = ((name, value, config_modules.own_default(_DYNAMO, name)) for name, value in entries)
-    return [f"{name}={value!r}" for name, value, default in own if value is not default and value != default]
+def _dynamo_entries() -> list[str]:
+    """Dynamo's configuration: numbers and texts as they are, for the environment sets many of PyTorch's own values; of
+    other entries those that code has changed."""
+    found = []
+    for name, value in sorted(config_modules.config_entries(_DYNAMO).items()):
+        if name in _OF_THIS_MACHINE:
+            continue
+        if value is None or isinstance(value, bool | int | float | str):
+            found.append(f"{name}={value!r}")
+        elif value != config_modules.own_default(_DYNAMO, name):
+            found.append(f"{name}={sorted(map(repr, value)) if isinstance(value, set) else repr(value)}")
+    return found

@@ -22,11 +22,18 @@ from ...reports.run_report import process_report
 
 _VARIANTS = 16
 """Of one frame; the oldest go."""
+_STALE = 256
+"""Digests of one frame's stale records; the oldest go."""
 _MAC_BYTES = 32
 _KEY_BYTES = 32
 _KEY_FILE = "programs.key"
 _SOME = "a function"
 """A file's name is a digest: which function it is of is not known here."""
+
+
+def digest(program: FrameProgram) -> str:
+    """What names a record that is not to be used again."""
+    return hashlib.sha256(msgspec.msgpack.encode(program)).hexdigest()
 
 
 class ProgramStore:
@@ -39,6 +46,11 @@ class ProgramStore:
 
     def read(self, key: str) -> list[FrameProgram]:
         """The variants under `key`, the latest last; [] if there is no file that can be used."""
+        return self.file(key).variants
+
+    def file(self, key: str) -> ProgramFile:
+        """What is kept under `key`; nothing if there is no file that can be used."""
+        none = ProgramFile(revision=REVISION, variants=[])
         try:
             data = (self._folder / key).read_bytes()
             body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
@@ -47,17 +59,27 @@ class ProgramStore:
             plain = codec.decompress(body, LIMIT_BYTES)
             found = decoding.from_msgpack(plain, type=ProgramFile)
         except FileNotFoundError:
-            return []
+            return none
         except Exception as error:
             process_report().traced(_SOME, f"its records cannot be read: {error}")
-            return []
-        return found.variants if found.revision == REVISION else []
+            return none
+        return found if found.revision == REVISION else none
 
     def add(self, key: str, program: FrameProgram) -> None:
         """Keep one more variant."""
+        file = self.file(key)
+        variants = [each for each in file.variants if each != program][1 - _VARIANTS :]
+        self._write(key, [*variants, program], file.stale)
+
+    def drop(self, key: str, program: FrameProgram) -> None:
+        """Remove a variant that is stale, and do not use it again, whoever brings it."""
+        file, stale = self.file(key), digest(program)
+        variants = [each for each in file.variants if digest(each) != stale]
+        self._write(key, variants, [*file.stale, stale][-_STALE:])
+
+    def _write(self, key: str, variants: list[FrameProgram], stale: list[str]) -> None:
         try:
-            variants = [each for each in self.read(key) if each != program][1 - _VARIANTS :]
-            file = ProgramFile(revision=REVISION, variants=[*variants, program])
+            file = ProgramFile(revision=REVISION, variants=variants, stale=stale)
             body = codec.compress(msgspec.msgpack.encode(file))
             with own_folder(self._folder) as folder:
                 write_atomically(folder / key, body + self._mac(key, body))

@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 30.0
 _EXIT_SECONDS = 5.0
 """The end of the process waits so long for uploads."""
+_MEMORY_BYTES = 64 << 20
+"""Of programs that the disk does not keep; others are fetched again when they are needed again."""
+Device = Literal["cpu", "cuda"]
+_Waiting = tuple[str, FrameProgram, Device, FrameProgram | None]
 Verify = Callable[[bytes, str], Artifact]
 
 
@@ -40,12 +44,13 @@ class TeamPrograms:
         self._gateway = gateway
         self._disk = disk
         self._verify = verify
-        self._answers: dict[str, bytes] = {}  # the service's, by slot key; b"": no file that can be used
+        self._absent: set[str] = set()
+        """Keys of places where the service has no program that can be used."""
+        self._files: dict[str, bytes] = {}
+        """By such a key: what the disk does not keep."""
         self._paused_until = 0.0
         self._may_send = True
-        self._waiting: queue.SimpleQueue[tuple[str, FrameProgram, Literal["cpu", "cuda"]]] = (
-            queue.SimpleQueue()
-        )
+        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._unsent = 0
         self._lock = threading.Condition()
         self._sender: threading.Thread | None = None
@@ -64,39 +69,48 @@ class TeamPrograms:
                 yield program
 
     def _kept(self, key: str) -> FrameProgram | None:
-        file = self._answers.get(key) or self._disk.get(key)
+        file = self._files.get(key) or self._disk.get(key)
         if not file:
             return None
         try:
             return shared.unpack(self._verify(file, key))
         except (ArtifactError, SignatureError) as error:
             _log.info("torchrelay: a program on this machine is removed: %s", error)
-            if key in self._answers:
-                self._answers[key] = b""
+            if self._files.pop(key, None) is not None:
+                self._absent.add(key)
             self._disk.remove(key)
             return None
 
     def _fetched(self, function: str, slot: int, key: str) -> FrameProgram | None:
-        if key in self._answers or time.monotonic() < self._paused_until:
+        if key in self._absent or time.monotonic() < self._paused_until:
             return None
         try:
-            self._answers[key] = file = self._gateway.program(function, slot)
+            file = self._gateway.program(function, slot)
             program = shared.unpack(self._verify(file, key))
         except NotFound:
-            self._answers[key] = b""
+            self._absent.add(key)
+            return None
+        except (ArtifactError, SignatureError) as error:
+            self._absent.add(key)
+            self._failed("used", error)
             return None
         except Exception as error:
             self._failed("fetched", error)
             return None
         self._disk.put(key, file)
+        if self._disk.get(key) is None and sum(map(len, self._files.values())) + len(file) <= _MEMORY_BYTES:
+            self._files[key] = file
         return program
 
-    def send(self, function: str, program: FrameProgram, device: Literal["cpu", "cuda"]) -> None:
-        """Send a program in the background. device: `cpu` or `cuda`, the target of its graphs."""
+    def send(
+        self, function: str, program: FrameProgram, device: Device, instead: FrameProgram | None = None
+    ) -> None:
+        """Send a program in the background. device: the target of its graphs. instead: one that was found to be stale,
+        whose place it takes."""
         if not self._may_send:
             return
         with self._lock:
-            self._waiting.put((function, program, device))
+            self._waiting.put((function, program, device, instead))
             self._unsent += 1
             if self._sender is None or not self._sender.is_alive():
                 if self._sender is None:
@@ -108,10 +122,10 @@ class TeamPrograms:
 
     def _send_all(self) -> None:
         while True:
-            function, program, device = self._waiting.get()
+            waiting = self._waiting.get()
             try:
                 if self._may_send and time.monotonic() >= self._paused_until:
-                    self._send(function, program, device)
+                    self._send(*waiting)
             except Forbidden as error:  # a token without the permission may take programs all the same
                 self._may_send = False
                 _log.info("torchrelay: programs stay on this machine: %s", error)
@@ -123,9 +137,19 @@ class TeamPrograms:
                 self._unsent -= 1
                 self._lock.notify_all()
 
-    def _send(self, function: str, program: FrameProgram, device: Literal["cpu", "cuda"]) -> None:
-        """To the first free place. If all are taken, another program goes, which the program itself chooses."""
+    def _send(
+        self, function: str, program: FrameProgram, device: Device, instead: FrameProgram | None
+    ) -> None:
+        """To the place of the other, or to the first free one. If all are taken, another program goes, which this one
+        chooses."""
         body = shared.encode_upload(ProgramUpload(local_toolchain(), local_target(device), program))
+        for slot in range(SLOTS if instead is not None else 0):
+            key = shared.slot_key(function, slot)
+            if self._kept(key) == instead:
+                self._gateway.store_program(function, slot, body, replace=True)
+                self._files.pop(key, None)
+                self._disk.remove(key)
+                return
         for slot in range(SLOTS):
             if self._gateway.store_program(function, slot, body, replace=False).outcome != "taken":
                 return
@@ -138,4 +162,5 @@ class TeamPrograms:
 
     def _failed(self, what: str, error: Exception) -> None:
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
-        _log.info("torchrelay: a program cannot be %s: %s", what, error)
+        level = logging.WARNING if isinstance(error, SignatureError) else logging.INFO
+        _log.log(level, "torchrelay: a program cannot be %s: %s", what, error)

@@ -150,11 +150,14 @@ def _show_run(console: Console, run: LastRun) -> None:
                 for index, graph in enumerate(process.graphs)
             ],
         )
-        if process.programs or process.traced:
+        if process.programs or process.programs_checked or process.traced:
             traced = len({each.function for each in process.traced})
             console.print(
                 Text(f"Functions that started without tracing: {process.programs}; traced: {traced}")
             )
+        if process.programs_checked:
+            stale = f"{process.programs_stale} were stale and are dropped"
+            console.print(Text(f"Programs compared with a new trace: {process.programs_checked}; {stale}"))
         for each in process.traced:
             console.print(Text(output.shown(f"  {each.function}: {each.reason}")), soft_wrap=True)
 

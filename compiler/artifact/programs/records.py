@@ -155,10 +155,12 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All variants of one function, the latest last."""
+    """All variants of one function, the latest last. stale: SHA-256 digests of records that are not used, because a
+    new trace of the same call differed."""
 
     revision: int
     variants: list[FrameProgram]
+    stale: list[_Name] = []
 
 
 def in_order(variants: Sequence[FrameProgram]) -> list[FrameProgram]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import linecache
 import random
 import sys
@@ -43,9 +44,12 @@ class Recorded:
 
     def __init__(self) -> None:
         self._kept: defaultdict[str, list[bytes]] = defaultdict(list)
-        self._graphs: dict[str, Callable[..., Any]] = {}
+        self._graphs: dict[bytes, Callable[..., Any]] = {}
         self.made_now = self.used_now = self.graphs_now = 0
         self.reasons: list[str] = []
+        self.checking = False
+        self.checks_now: list[str] = []
+        """What a start's checks of records found."""
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         def compiled(*given: Any) -> Any:
@@ -53,9 +57,13 @@ class Recorded:
 
         self.graphs_now += 1
         if not holds_tensors(gm):
-            key = str(len(self._graphs))
-            self._graphs[key] = compiled
-            recording.note_graph(compiled, key, b"request")
+            text = gm.print_readable(print_output=False) + repr(
+                [getattr(each, "shape", None) for each in inputs]
+            )
+            key = hashlib.sha256(text.encode()).hexdigest()
+            request = str(len(self._graphs)).encode()
+            self._graphs[request] = compiled
+            recording.note_graph(compiled, key, request)
         return compiled
 
     def wants(self, compiler: Any) -> bool:
@@ -77,9 +85,22 @@ class Recorded:
         return in_order([decoding.from_msgpack(each, type=FrameProgram) for each in self._kept[key]])
 
     def graph(self, frame: frames.FrameName, record: ProgramGraph) -> Callable[..., Any] | None:
-        return self._graphs[record.key]
+        return self._graphs[record.request]
 
-    def made(self, frame: frames.FrameName, key: str, program: FrameProgram) -> None:
+    def checks(self) -> bool:
+        return self.checking
+
+    def changed(self, frame: frames.FrameName, record: ProgramGraph) -> str:
+        return ""
+
+    def checked(self, frame: frames.FrameName, key: str, record: FrameProgram, difference: str) -> None:
+        self.checks_now.append(difference)
+        if difference:
+            self._kept[key].remove(msgspec.msgpack.encode(record))
+
+    def made(
+        self, frame: frames.FrameName, key: str, program: FrameProgram, instead: FrameProgram | None = None
+    ) -> None:
         self.made_now += 1
         self._kept[key].append(msgspec.msgpack.encode(program))
 
@@ -115,7 +136,7 @@ def from_records(
 ) -> Start:
     torch._dynamo.reset()
     programs.made_now = programs.used_now = programs.graphs_now = 0
-    programs.reasons = []
+    programs.reasons, programs.checks_now = [], []
     uninstall = frames.install(programs)
     try:
         with _imported(file, text, patch) as module:
@@ -129,7 +150,9 @@ def from_records(
 
 
 def _compiled(module: Any, programs: Recorded) -> Any:
-    return torch.compile(module.program, backend=programs.backend, dynamic=getattr(module, "dynamic", None))
+    options = {"guard_filter_fn": module.guard_filter} if hasattr(module, "guard_filter") else None
+    dynamic = getattr(module, "dynamic", None)
+    return torch.compile(module.program, backend=programs.backend, dynamic=dynamic, options=options)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Real architectures start without tracing in a new process, and compute the same."""
+"""Real architectures start without tracing in a new process, and compute the same; a third process traces them again,
+and makes the same programs."""
 
 from __future__ import annotations
 
@@ -21,3 +22,5 @@ def test_an_architecture_starts_without_tracing_and_computes_the_same(name: str,
     (record,) = json.loads((tmp_path / "programs_families.json").read_text())
     assert record["traced"]["started"] == 0
     assert record["started"]["started"] == record["started"]["functions"] > 0
+    assert record["checked"]["checked"] == record["started"]["started"]
+    assert record["checked"]["stale"] == []

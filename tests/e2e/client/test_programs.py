@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from test_commands import torchrelay
+from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.examples.harness.private_service import PrivateService
 
 SCRIPT = """
@@ -48,7 +50,8 @@ for step in range(2):
     net.zero_grad()
 run = torchrelay.report()
 traced = run.seconds["trace"] > 0
-print(json.dumps({"programs": run.programs, "traced": traced, "fallbacks": run.fallbacks, "losses": losses}))
+counts = {"programs": run.programs, "checked": [run.programs_checked, run.programs_stale]}
+print(json.dumps({**counts, "traced": traced, "fallbacks": run.fallbacks, "losses": losses}))
 """
 
 LAYERS = """
@@ -68,6 +71,9 @@ class Head(torch.nn.Module):
 
 class Machine:
     """Where a user runs the script again and again."""
+
+    stderr = ""
+    """Of the last run."""
 
     def __init__(self, service: PrivateService, folder: Path, **variables: str) -> None:
         self.folder = folder
@@ -100,7 +106,14 @@ class Machine:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
+        self.stderr = done.stderr
         return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def explain(self) -> str:
+        command = [sys.executable, "-m", "torchrelay.clients.cli", "explain"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @pytest.fixture
@@ -120,6 +133,39 @@ def test_the_next_process_traces_nothing_and_computes_the_same(machine: Machine)
         layers='"""A docstring."""\n' + LAYERS + "\nOTHER = 1\n",
     )
     assert moved == second
+
+
+def test_a_start_that_checks_finds_a_program_that_is_stale_although_its_conditions_hold(
+    machine: Machine,
+) -> None:
+    first = machine.train()
+    checked = machine.train(TORCHRELAY_PROGRAMS_CHECK="1")
+    assert (checked["programs"], checked["traced"], checked["checked"]) == (0, True, [1, 0])
+    forget_what_is_asked(machine, "SCALE")
+    changed = LAYERS.replace("1.4375", "2.4375")
+    unseen = SCRIPT.replace("torch.testing.assert_close(found, wanted)", "pass")
+    stale = machine.train(script=unseen, layers=changed)
+    assert (stale["programs"], stale["losses"]) == (1, first["losses"]), "the program is not stale"
+
+    found = machine.train(layers=changed, TORCHRELAY_PROGRAMS_CHECK="1")
+    assert (found["programs"], found["traced"], found["checked"]) == (0, True, [1, 1])
+    assert found["losses"] != first["losses"]
+    assert "StaleProgramWarning" in machine.stderr and "__main__.Net.forward" in machine.stderr
+    assert "Programs compared with a new trace: 1; 1 were stale and are dropped" in machine.explain()
+    again = machine.train(layers=changed)
+    assert (again["programs"], again["losses"]) == (1, found["losses"])
+
+
+def forget_what_is_asked(machine: Machine, name: str) -> None:
+    """Programs without what they say of one variable, as if tracing had asked for it without a word."""
+    store = ProgramStore(machine.folder / "cache", machine.folder / "state" / "torchrelay")
+    for path in machine.programs:
+        (program,) = store.read(path.name)
+        place = next(at for at, each in enumerate(program.sources) if each.values.get("member") == name)
+        guards = [each for each in program.guards if each.source != place]
+        assert len(guards) < len(program.guards)
+        path.unlink()
+        store.add(path.name, msgspec.structs.replace(program, guards=guards, traced=[]))
 
 
 def test_what_the_artifacts_have_in_python_is_compiled_where_it_is_traced_alone(machine: Machine) -> None:

@@ -174,6 +174,26 @@ def test_a_process_asks_for_each_program_once(
         assert asked == [0, 1, 2]
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 20], ids=["kept in memory", "kept on the disk"])
+def test_what_a_new_trace_made_takes_the_place_of_a_stale_program(
+    limit: int, connect: Connect, tmp_path: Path
+) -> None:
+    sent(connect(), program(0), program(1), program(2))
+    team = connect(disk=DiskCache(tmp_path / "disk", limit))
+    assert len(list(team.find(FUNCTION))) == 3
+    team.send(FUNCTION, program(9), "cpu", program(1))
+    team._wait()
+    assert list(connect().find(FUNCTION)) == [program(0), program(9), program(2)]
+    assert sorted(each.bytecode[-1:] for each in team.find(FUNCTION)) == [b"0", b"2", b"9"]
+
+
+def test_files_that_the_disk_keeps_are_not_kept_in_memory_too(connect: Connect, tmp_path: Path) -> None:
+    sent(connect(), program(0), program(1))
+    team = connect(disk=DiskCache(tmp_path / "disk", 1 << 20))
+    assert len(list(team.find(FUNCTION))) == 2
+    assert team._files == {}
+
+
 def test_where_all_places_are_taken_a_new_program_replaces_another(connect: Connect) -> None:
     sent(connect(), *map(program, range(shared.SLOTS)))
     sent(connect(), program(99))

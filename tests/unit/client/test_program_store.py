@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from torchrelay.clients.artifacts.programs import store
+from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
+from torchrelay.clients.reports.run_report import StaleProgramWarning
 from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph
+from torchrelay.compiler.torch_internals.dynamo.programs.frames import FrameName
 
 PROGRAM = FrameProgram(
     bytecode=b"bytecode",
@@ -29,6 +34,59 @@ PROGRAM = FrameProgram(
     registered=[],
     kernels="",
 )
+
+
+def program(number: int) -> FrameProgram:
+    return msgspec.structs.replace(PROGRAM, bytecode=b"bytecode %d" % number)
+
+
+def test_a_stale_program_is_removed_and_known_for_good(tmp_path: Path) -> None:
+    first = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    for number in range(3):
+        first.add("key", program(number))
+    first.drop("key", program(1))
+    first.drop("another", program(1))
+    first.add("key", program(3))
+    found = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    assert found.read("key") == [program(0), program(2), program(3)]
+    assert found.file("key").stale == found.file("another").stale == [store.digest(program(1))]
+    assert found.read("another") == []
+
+
+class Taken:
+    """A team's programs, in the place of TeamPrograms."""
+
+    def find(self, key: str) -> Iterator[FrameProgram]:
+        yield from (program(1), program(2))
+
+
+def test_a_teams_program_that_is_stale_is_not_used_again(tmp_path: Path) -> None:
+    kept = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    programs = ProcessPrograms(None, kept, lambda: None)  # type: ignore[arg-type]
+    vars(programs)["_team"] = Taken()
+    assert list(programs.find("key")) == [program(1), program(2)]
+    with pytest.warns(StaleProgramWarning, match="module.function was stale.*constants"):
+        programs.checked(
+            FrameName("module", "function", "0" * 64, False, None), "key", program(1), "constants"
+        )
+    assert list(programs.find("key")) == [program(2)]
+
+
+@pytest.mark.parametrize(("one_in", "world", "odds"), [(0, 1, 0), (1, 64, 1), (50, 1, 50), (50, 8, 400)])
+def test_one_start_of_a_job_in_so_many_checks_whatever_its_size(
+    one_in: int, world: int, odds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    drawn: list[int] = []
+    monkeypatch.setattr("secrets.randbelow", lambda bound: drawn.append(bound) or len(drawn) - 1)
+    kept = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    starts = [ProcessPrograms(None, kept, lambda: None, check_one_in=one_in) for _ in range(3)]  # type: ignore[arg-type]
+    found = [[each.checks(), each.checks()] for each in starts]
+    if odds < 2:
+        assert (found, drawn) == ([[bool(odds)] * 2] * 3, [])
+    else:
+        assert (found, drawn) == ([[True] * 2, [False] * 2, [False] * 2], [odds] * 3)
 
 
 def test_ranks_that_start_at_one_time_make_one_key_of_the_user(

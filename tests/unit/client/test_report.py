@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torchrelay.clients.reports.run_report import (
     FallbackWarning,
     GraphRecord,
     RunReport,
+    StaleProgramWarning,
     UntunedRun,
     last_run,
 )
@@ -119,6 +121,32 @@ def test_an_error_that_is_raised_is_listed_and_counts_as_nothing_else() -> None:
         ("c" * 64, "raised", 3, "no_worker")
     ]
     assert (found.hits, found.misses, found.fallbacks) == (0, 0, {})
+
+
+def test_checked_programs_count_and_each_stale_one_warns() -> None:
+    run = RunReport()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.program_checked("net.forward", "")
+        run.program_checked("net.head", "constants ('a' in the function)")
+        run.program_checked("net.tail", "graphs (1234)")
+    found = run.snapshot()
+    assert (found.programs_checked, found.programs_stale) == (3, 2)
+    assert [each.category for each in caught] == [StaleProgramWarning] * 2
+    assert "net.head" in str(caught[0].message) and "constants ('a' in the function)" in str(
+        caught[0].message
+    )
+    assert [each.function for each in found.traced] == ["net.head", "net.tail"]
+
+
+@pytest.mark.parametrize(("category", "raised"), [(UserWarning, False), (StaleProgramWarning, True)])
+def test_a_stale_program_is_an_error_only_where_a_filter_names_its_warning(
+    category: type[Warning], raised: bool
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", category)
+        with pytest.raises(StaleProgramWarning) if raised else contextlib.nullcontext():
+            RunReport().program_checked("net.forward", "constants")
 
 
 def test_two_reports_warn_apart() -> None:

@@ -47,6 +47,7 @@ def test_the_public_names_are_these() -> None:
         "FallbackWarning",
         "RelayError",
         "Report",
+        "StaleProgramWarning",
         "__version__",
         "compile",
         "disable",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
@@ -19,8 +20,9 @@ from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
 from ...distributed import process_groups, split_graphs
 from .. import guard_building
-from . import asked, recording, replay
+from . import asked, comparison, recording, replay, shapes
 
+_log = logging.getLogger(__name__)
 Part = Literal["digests", "guards", "install"]
 """What is done with a record: functions that were traced, and values with guards, are compared; guards are made."""
 
@@ -50,8 +52,20 @@ class Programs(Protocol):
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         """What runs as the graph; or why it cannot be had, or would be another one in this process now."""
 
-    def made(self, frame: FrameName, key: str, program: FrameProgram) -> None:
-        """A frame was traced, and this is its record."""
+    def checks(self) -> bool:
+        """Whether a record that would be used is compared with a new trace instead."""
+
+    def changed(self, frame: FrameName, record: ProgramGraph) -> str:
+        """Why a graph would be another one in this process now, or ''."""
+
+    def checked(self, frame: FrameName, key: str, record: FrameProgram, difference: str) -> None:
+        """A record that would have been used was compared with a trace: how they differ, in words, or ''. May raise a
+        warning that the user has made an error."""
+
+    def made(
+        self, frame: FrameName, key: str, program: FrameProgram, instead: FrameProgram | None = None
+    ) -> None:
+        """A frame was traced, and this is its record. instead: one that was found to be stale."""
 
     def unfit(self, frame: FrameName, reason: str) -> None:
         """A frame was traced and has no record, or has records that do not fit."""
@@ -70,6 +84,8 @@ class FrameName(Struct, frozen=True):
     one_graph: bool
     compiler: Any
     splits: str = ""
+    guard_filter: Any = None
+    """The user's, which decides which guards the function has."""
 
 
 def install(programs: Programs) -> Callable[[], None]:
@@ -100,6 +116,7 @@ def install(programs: Programs) -> Callable[[], None]:
             bool(given["one_graph"]),
             compiler,
             splits,
+            replay.guard_filter(given),
         )
         with programs.starting(frame):
             return started(frame, given, args, kwargs)
@@ -116,24 +133,40 @@ def install(programs: Programs) -> Callable[[], None]:
         except Exception as error:  # a process group that ends meanwhile
             programs.unfit(frame, f"its records have no key: {type(error).__name__}: {error}")
             return compile_(*args, **kwargs)
+        tried: FrameProgram | None = None
         try:
+            checks = programs.checks()
+            graph = (
+                functools.partial(_unchanged, programs, frame)
+                if checks
+                else functools.partial(programs.graph, frame)
+            )
             with programs.uninterrupted():
-                found, reason = replay.from_records(
-                    programs.find(key), functools.partial(programs.graph, frame), given, programs.timed
-                )
-            if found is not None:
+                found, fitting, reason = replay.from_records(programs.find(key), graph, given, programs.timed)
+            if fitting is not None and (
+                fitting.shapes or not checks
+            ):  # constant sizes are traced without that
+                shapes.remember(fitting.automatic, given)
+            if found is not None and not checks:
                 programs.used(frame)
                 return found
+            tried = fitting
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+        found = None  # what a check has made goes before the trace
         if reason:
             programs.unfit(frame, reason)
         with recording.recorded(given) as made:
             returned = compile_(*args, **kwargs)
-        if returned.guarded_code is not None and made.program is not None:
-            programs.made(frame, key, made.program)
+        difference = None
+        if tried is not None:
+            difference = _difference(tried, made, compiled=returned.guarded_code is not None)
+        if difference != "" and returned.guarded_code is not None and made.program is not None:
+            programs.made(frame, key, made.program, tried if difference else None)
         elif made.reason:
             programs.unfit(frame, made.reason)
+        if tried is not None and difference is not None:
+            programs.checked(frame, key, tried, difference)
         return returned
 
     convert_frame.compile_frame, convert_frame._compile = traced, compiled
@@ -149,6 +182,28 @@ def install(programs: Programs) -> Callable[[], None]:
             convert_frame.compile_frame = compile_frame
 
     return uninstall
+
+
+def _unchanged(programs: Programs, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
+    """In place of a graph that is not called."""
+    return programs.changed(frame, record) or _not_called
+
+
+def _not_called(*args: Any) -> Any:
+    raise AssertionError("a graph of a record that is only checked")
+
+
+def _difference(record: FrameProgram, made: recording.Recording, *, compiled: bool) -> str | None:
+    """How a new trace differs from the record, in words; '' if it does not, None if that cannot be known."""
+    if not compiled:
+        return "Dynamo compiles nothing of the function now"
+    if made.program is None:
+        return None if made.without_artifact else f"a new trace has no record: {made.reason}"
+    try:
+        return comparison.differing(record, made.program)
+    except Exception:
+        _log.warning("torchrelay: a program could not be checked", exc_info=True)
+        return None
 
 
 def _innermost(compiler: Any) -> Any:

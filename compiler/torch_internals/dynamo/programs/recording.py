@@ -39,6 +39,10 @@ _UNSEEN = frozenset(
 """Names by which a program reads what Dynamo has no guards on in each version, and digests do not cover."""
 
 
+class _WithoutArtifact(NotPortable):
+    """A graph was compiled locally."""
+
+
 class Recording:
     """Of one frame. program: its record, once it is traced; or the reason why there is none."""
 
@@ -52,6 +56,8 @@ class Recording:
         """Of the graphs' artifacts (generated_code.collecting)."""
         self.program: FrameProgram | None = None
         self.reason = ""
+        self.without_artifact = False
+        """Whether the reason is that a graph was not served: this says nothing of the program."""
 
 
 class _Current(threading.local):
@@ -101,7 +107,7 @@ def write(output: Any) -> None:
         with digests.snapshot(), digests.meeting() as met:
             recording.program, recording.reason = _program(recording, output, met), ""
     except NotPortable as error:
-        recording.reason = str(error)
+        recording.reason, recording.without_artifact = str(error), isinstance(error, _WithoutArtifact)
     except Exception as error:  # a value that cannot be looked at
         recording.reason = f"{type(error).__name__}: {error}"
         _log.debug("torchrelay: no program", exc_info=True)
@@ -184,7 +190,7 @@ def _graphs(
     def add(answer: Any, name: str) -> str:
         noted = recording.graphs.get(id(answer))
         if noted is None:
-            raise NotPortable("a graph that has no artifact")
+            raise _WithoutArtifact("a graph that has no artifact")
         found.append(msgspec.structs.replace(noted[1], name=name))
         return name
 

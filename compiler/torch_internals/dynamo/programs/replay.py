@@ -24,13 +24,13 @@ def from_records(
     graph: Callable[[ProgramGraph], Callable[..., Any] | str],
     given: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
-) -> tuple[Any, str]:
-    """What convert_frame._compile returns after tracing, and ''; or None and why the last of the records does not fit
-    ('': there is none). given: the arguments of `_compile`, by name. timed: frames.Programs.timed. Raises whatever
-    `variants` raises."""
+) -> tuple[Any, FrameProgram | None, str]:
+    """What convert_frame._compile returns after tracing, the record it is of, and ''; or None, None and why the last of
+    the records does not fit ('': there is none). given: the arguments of `_compile`, by name. timed:
+    frames.Programs.timed. Raises whatever `variants` raises."""
     reason = ""
     if _at_limit(given):
-        return None, ""
+        return None, None, ""
     live = guards.Frame(given["locals"], given["globals"])
     with digests.snapshot():
         for variant in variants:
@@ -40,12 +40,17 @@ def from_records(
                     with timed("digests"):
                         operators.check_new(variant.kernels)
                         _check(_changed(variant.traced))
-                    return _from_record(variant, graph, live, given, timed, met), ""
+                    return _from_record(variant, graph, live, given, timed, met), variant, ""
             except (NotPortable, _Differs) as error:
                 reason = str(error)
             except Exception as error:  # a module that is not imported here, a record that is damaged
                 reason = f"{type(error).__name__}: {error}"
-    return None, reason
+    return None, None, reason
+
+
+def guard_filter(given: Mapping[str, Any]) -> Any:
+    """What the user has given as guard_filter_fn, or None."""
+    return getattr(given["hooks"], "guard_filter_fn", None)
 
 
 class _Differs(Exception):
@@ -194,7 +199,6 @@ def _guarded(
     internals.orig_code_map[compiled] = code
     internals.output_codes.add(compiled)
     scope.live_as_long_as(compiled)
-    shapes.remember(variant.automatic, given)
     return wrap_guarded_code(
         GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
     )
@@ -298,7 +302,7 @@ def _check_function(
             state,
             entries,
             hooks.guard_fail_fn if hooks else None,
-            None,
+            guard_filter(given),
             shape_code_parts=conditions,
         )
     return manager.guard_manager
