@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from program_changes import FUNCTION, Change, edit
 from program_modules import MODEL
+from program_objects import AUTOCAST
 from program_starts import Around
 
 determinism: Any = torch.utils.deterministic
@@ -296,6 +297,7 @@ SETTINGS = {
 """What is around the calls of the start after the change."""
 
 SAME = {
+    "autocast object": edit(AUTOCAST, ("context =", "# a comment\ncontext ="), how="used", differs=False),
     "comment": edit(FUNCTION, ("# a comment", "# another comment"), how="used", differs=False),
     "comment of several lines": edit(
         FUNCTION, ("def deep", "# one\n# two\n# three\ndef deep"), how="used", differs=False

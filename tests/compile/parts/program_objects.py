@@ -494,7 +494,14 @@ class D:
 
 
 """
+AUTOCAST = (
+    "context = torch.autocast('cpu', dtype=torch.bfloat16, cache_enabled=True)\n\n\n"
+    "def program(x):\n    with context:\n        return x @ x.t()\n"
+)
 VALUES = {
+    "autocast object's dtype": edit(AUTOCAST, ("bfloat16", "float16")),
+    "autocast object, turned off": edit(AUTOCAST, ("cache_enabled", "enabled=False, cache_enabled")),
+    "autocast object's cache": edit(AUTOCAST, ("cache_enabled=True", "cache_enabled=False"), differs=False),
     "class attribute an object, made inside": edit(
         OWNER + "class A:\n    by = D(2.0)\n\n\ndef program(x):\n    return x * A().by.v\n",
         ("D(2.0)", "D(3.0)"),

@@ -187,6 +187,9 @@ def _described(value: Any, depth: int) -> Any:
             if getattr(sys.modules.get(module), name, None) is value:  # a function of pybind11's
                 return ["builtin", module, name]
             raise NotPortable(f"a method of an object, {value.__qualname__}")
+        case torch.autocast():
+            own = ("device", "fast_dtype", "_enabled", "_cache_enabled")
+            return [type_of(value), *(_described(getattr(value, name), depth - 1) for name in own)]
         case types.UnionType() | types.GenericAlias():
             return [type(value).__name__, *(_described(part, depth - 1) for part in value.__args__)]
         case _ if type(value).__module__ == "typing":
