@@ -62,7 +62,7 @@ class CompileWait:
     def _end(self) -> _ProgressEvent | None:
         """The compile's last event, if it has ended: from the stream until it breaks, then from one status request."""
         try:
-            return (self._follow() if self._streaming else None) or self._poll()
+            return self._follow() or self._poll()
         except httpx2.TransportError as error:
             if isinstance(error, httpx2.ReadTimeout):
                 self._streaming = False  # a proxy may hold the stream back
@@ -75,8 +75,11 @@ class CompileWait:
         return None
 
     def _follow(self) -> _ProgressEvent | None:
-        with contextlib.closing(self._stream.read()) as events:
-            for event in events:
+        with (
+            contextlib.suppress(Overloaded),  # its token has as many streams as it may: it polls
+            contextlib.closing(self._stream.read()) as events,
+        ):
+            for event in events if self._streaming else ():
                 if (end := _end_of(event.data.encode())) is not None:
                     return end
         return None

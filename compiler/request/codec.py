@@ -33,6 +33,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Decompressed request, bytes."""
     nodes: int = 100_000
     """Nodes of all graphs together."""
+    values: int = 2_000_000
+    """In the arguments of all nodes together: a few bytes each before compression, a hundred in memory."""
     depth: int = 32
     """Nesting of arguments and of subgraphs."""
     constant_bytes: int = 16 << 20

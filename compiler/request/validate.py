@@ -287,10 +287,15 @@ class _RequestCheck:
         values = [value for _, value in given]
         self._values([*values, schema.ListArg(grid)], where, position, modules, False)
 
+    def _count_values(self, count: int) -> None:
+        self._seen_values += count
+        if self._seen_values > (most := min(MAX_VALUES, self._limits.values)):
+            raise LimitExceeded(
+                f"arguments of more than {most} values", hint="A graph of this size on the wire has fewer"
+            )
+
     def _kernel_constants(self, constants: list[tuple[Any, Any]], where: str) -> None:
-        self._seen_values += len(constants)
-        if self._seen_values > MAX_VALUES:
-            raise LimitExceeded(f"arguments of more than {MAX_VALUES} values")
+        self._count_values(len(constants))
         for name, value in constants:
             _identifier(name, where)
             match value:
@@ -384,9 +389,7 @@ class _RequestCheck:
         todo: list[tuple[schema.Arg, int]] = [(value, 1) for value in values]
         while todo:
             value, depth = todo.pop()
-            self._seen_values += 1
-            if self._seen_values > MAX_VALUES:
-                raise LimitExceeded(f"arguments of more than {MAX_VALUES} values")
+            self._count_values(1)
             if depth > self._limits.depth:
                 raise LimitExceeded(f"{where} has arguments nested deeper than {self._limits.depth}")
             match value:

@@ -17,8 +17,10 @@ from fastapi import Request
 
 from ...compiler.errors import LimitExceeded, Unavailable
 from ...compiler.request import codec
+from ..base.budgets import FairWork
 from ..base.http_bodies import UploadedFile, body_in_file, read_body
 from ..storage.digests import sha256
+from ..storage.redis.keys import DEFAULT_NAMESPACE
 from .compile_request import CompileRequest, ParseInput, decode_result, parse
 
 _INLINE_BYTES = 32 << 10
@@ -28,7 +30,7 @@ _PARSED_BYTES = 64 << 20
 _PARSED = 1024
 """Parsed requests that are held in memory: their canonical bytes together, and how many. A small one takes ten times
 its bytes."""
-_CHILDREN = 2
+_TOGETHER = 3
 _CHILD_SECONDS = 60.0
 
 
@@ -42,12 +44,14 @@ class Admission:
     def __init__(
         self,
         limits: codec.Limits,
+        work: FairWork | None = None,
         *,
         body_timeout_seconds: float,
         on_parse: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_parse: is called for each body that is parsed."""
+        """work: in whose turns large bodies are parsed. on_parse: is called for each body that is parsed."""
         self._limits = limits
+        self._work = work or FairWork(_TOGETHER)
         self._on_parse = on_parse
         self._body_timeout_seconds = body_timeout_seconds
         self._known: OrderedDict[str, str] = OrderedDict()
@@ -55,7 +59,6 @@ class Admission:
         self._parsed: OrderedDict[str, CompileRequest] = OrderedDict()
         """The latest. Keys of all three: see `_name`."""
         self._parsed_bytes = 0
-        self._children = asyncio.Semaphore(_CHILDREN)
 
     async def read(self, request: Request, limit_bytes: int | None = None) -> bytes:
         """The body; never more than the limit (a graph's if None) is in memory. A large declared size gets more time.
@@ -99,7 +102,7 @@ class Admission:
 
     async def _parse_for_all(self, name: str, body: bytes) -> CompileRequest:
         try:
-            request = await self.parse(body)
+            request = await self.parse(body, namespace=name.partition(" ")[0])
             self._hold(name, request)
             return request
         finally:
@@ -112,15 +115,16 @@ class Admission:
             _, oldest = self._parsed.popitem(last=False)
             self._parsed_bytes -= len(oldest.canonical)
 
-    async def parse(self, body: bytes) -> CompileRequest:
-        """`parse`, off the event loop for large bodies. Raises subclasses of RequestError, Unavailable."""
+    async def parse(self, body: bytes, *, namespace: str = DEFAULT_NAMESPACE) -> CompileRequest:
+        """`parse`, off the event loop for large bodies, of which namespaces take turns. Raises subclasses of
+        RequestError, Unavailable."""
         self._on_parse()
         size = await asyncio.to_thread(codec.unpacked_size, body, self._limits.request_bytes)
         if size <= _INLINE_BYTES:
             return parse(body, self._limits)
         if size <= _THREAD_BYTES:
             return await asyncio.to_thread(parse, body, self._limits)
-        async with self._children:
+        async with self._work.turn(namespace):
             return await _parse_in_child(body, self._limits)
 
 

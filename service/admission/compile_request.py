@@ -11,6 +11,11 @@ from ...compiler.api.tuning import kernels as tuning_kernels
 from ...compiler.errors import RelayError, from_code
 from ...compiler.request import codec, key, schema, tuning_pins, validate
 
+_VALUES = 20_000
+_VALUES_PER_BYTE = 16
+"""How many values a body's arguments may have: so many, and more for each byte on the wire. Real graphs have about one
+for each byte; a thousand bytes of nothing but empty tuples would take five seconds to check."""
+
 
 class CompileRequest(Struct, frozen=True):
     """A request that may be compiled. `canonical`: codec.encode_request's bytes; `key`: their digest."""
@@ -35,6 +40,8 @@ class ParseInput(Struct, frozen=True):
 
 def parse(body: bytes, limits: codec.Limits) -> CompileRequest:
     """Decode, check and name a request. Raises only subclasses of RequestError."""
+    values = min(limits.values, _VALUES + _VALUES_PER_BYTE * len(body))
+    limits = msgspec.structs.replace(limits, values=values)
     request = codec.unpack_request(body, limits)
     validate.check_request(request, limits)
     canonical = codec.encode_request(request)

@@ -18,8 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...compiler.api import compiles
-from ...compiler.errors import LimitExceeded, MalformedRequest, RelayError, Unauthenticated, Unavailable
+from ...compiler.errors import (
+    LimitExceeded,
+    MalformedRequest,
+    Overloaded,
+    RelayError,
+    Unauthenticated,
+    Unavailable,
+)
 from ...compiler.request import codec
+from .budgets import HELD, Held
 
 _BODY_UNREAD = frozenset({401, 403, 413, 415})
 """Sent before the body is read. The connection is closed, so that the server need not read the body."""
@@ -72,10 +80,13 @@ class UploadedFile(Struct, frozen=True):
 
 async def read_body(request: Request, limit: int, *, seconds: float) -> bytes:
     """The body; never more than `limit` bytes are in memory. It must arrive within `seconds`; a large declared size
-    gets more. Raises LimitExceeded, MalformedRequest."""
+    gets more. Raises LimitExceeded, MalformedRequest; Overloaded if the process has no memory for it now."""
     parts: list[bytes] = []
+    held: Held | None = request.scope.get(HELD)
 
     async def take(part: bytes) -> None:
+        if held is not None:
+            held.body(len(part))
         parts.append(part)
 
     await _receive(request, limit, seconds, take)
@@ -87,7 +98,8 @@ async def body_in_file(request: Request, limit: int, *, seconds: float) -> Async
     """As `read_body`, but in a file without a name in the folder for temporary files, for bodies that are too large for
     memory. Raises Unavailable too, if the disk does not take it."""
     parts: list[bytes] = []
-    held = 0
+    unwritten = 0
+    held: Held | None = request.scope.get(HELD)
 
     with _temporary_file() as file:
         hashed = hashlib.sha256()
@@ -99,11 +111,13 @@ async def body_in_file(request: Request, limit: int, *, seconds: float) -> Async
             parts.clear()
 
         async def take(part: bytes) -> None:
-            nonlocal held
+            nonlocal unwritten
+            if held is not None:
+                held.upload(len(part))
             parts.append(part)
-            held += len(part)
-            if held >= _WRITE_BYTES:
-                held = 0
+            unwritten += len(part)
+            if unwritten >= _WRITE_BYTES:
+                unwritten = 0
                 await asyncio.to_thread(write)
 
         try:
@@ -145,6 +159,9 @@ async def _receive(
                 if size > limit:
                     break
                 await take(part)
+    except Overloaded:
+        await _drain(request, limit)
+        raise
     except TimeoutError:
         raise MalformedRequest(f"the body did not arrive within {seconds:g} s") from None
     if size > limit:

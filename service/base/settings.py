@@ -147,8 +147,25 @@ class ServiceSettings(BaseSettings):
     """User-written Triton kernels of one graph."""
     request_source_bytes: Bytes = codec.Limits().source_bytes
     """Their sources together."""
+    connections: Annotated[int, Field(gt=0)] = 8192
+    """Open at one server of a process, and fewer where its limit of descriptors is low. Past it those that send nothing
+    are closed, and then new ones are answered 503."""
+    bodies_bytes: Bytes = 256 << 20
+    """All bodies that are in the memory of one process; one namespace's, and one token's, at most what is free for
+    anybody. Past it 429."""
+    uploads_bytes: Bytes = 16 << 30
+    """As well, of bodies on its disk: packages, files and imported artifacts on their way."""
+    token_streams: Annotated[int, Field(gt=0)] = 512
+    """Event streams of one token at one process; past it 429, and its clients poll."""
+    checks_at_once: Annotated[int, Field(gt=0)] = 3
+    """Large requests that are checked at once, pages of logs that are read, misses that are explained; for one
+    namespace one fewer. Namespaces take turns by the time that theirs take."""
+    log_lines_per_second: Annotated[int, Field(gt=0)] = 500
+    """Past it, lines of a process' log are dropped and counted."""
     max_queued: Annotated[int, Field(gt=0)] = 256
     """Distinct compiles that run or wait, over all gateways; past it a request gets 429."""
+    queued_bytes: Bytes = 1 << 30
+    """Their requests together, which are in Redis until they have ended; past it a request gets 429."""
     namespace_compiles: Annotated[int, Field(ge=0)] = 0
     """Of these, one namespace's; 0: only its share of what is free. An administrator may give it another quota, of
     this and of the next two."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 
 from ...compiler.api.compiles import MissExplanation, NearestEntry
 from ...compiler.errors import NotFound
 from ...compiler.request.key_diff import compare
 from ..admission.compile_request import CompileRequest
+from ..base.budgets import FairWork
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.retry import redis_errors_logged
@@ -31,20 +33,24 @@ COMPARED_BYTES = 8 << 20
 """What one explanation reads of entries' components."""
 _TTL_SECONDS = 7 * 24 * 3600
 _AGAIN_SECONDS = 1.0
-_THREADS = 2
+COMPARED_SECONDS = 2.0
+_AT_ONCE = 4
+"""Entries compared between two looks at the time and at whether the client is there."""
 
 
 class Misses:
     """Requests that missed, and the entries nearest to them."""
 
-    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts, components: EntryComponents) -> None:
+    def __init__(
+        self, redis: RedisClient, keys: Keys, scripts: Scripts, components: EntryComponents, work: FairWork
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._components = components
         self._scripts = scripts
         self._recorded: OrderedDict[str, float] = OrderedDict()
         """When this process recorded each key."""
-        self._comparing = asyncio.Semaphore(_THREADS)
+        self._work = work
 
     async def record(self, request: CompileRequest) -> None:
         """Stores when a request missed, and its components; once for ranks that miss together. A failure of Redis is
@@ -72,8 +78,10 @@ class Misses:
             if len(self._recorded) > REQUESTS:
                 self._recorded.popitem(last=False)
 
-    async def explain(self, key: str) -> MissExplanation:
-        """The entry nearest to a request. Raises NotFound for a key that is neither offered nor missed lately."""
+    async def explain(self, key: str, *, gone: Callable[[], Awaitable[bool]]) -> MissExplanation:
+        """The entry nearest to a request, of those that can be compared within COMPARED_SECONDS, the likeliest first.
+        Ends early once `gone` says that nobody waits. Raises NotFound for a key that is neither offered nor missed
+        lately."""
         keys = self._keys
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.get(keys.miss(key))
@@ -92,26 +100,31 @@ class Misses:
         near = [part.decode() for part in [*same_graph, *used, *pinned]]
         names = [name for name in dict.fromkeys(near) if name != key]
         until = asked_ms if asked_ms is not None else int(created) if created else None
-        async with self._comparing:
+        async with self._work.turn(keys.namespace):
             entries = await self._components.entries(names, until, COMPARED_BYTES)
-            nearest = await asyncio.to_thread(_nearest, components, entries)
+            compared, best, end = 0, None, time.monotonic() + COMPARED_SECONDS
+            while compared < len(entries) and time.monotonic() < end and not await gone():
+                some = entries[compared : compared + _AT_ONCE]
+                best = await asyncio.to_thread(_nearest, components, some, best)
+                compared += len(some)
         return MissExplanation(
             key=key,
             published=created is not None,
             asked=None if asked_ms is None else asked_ms / 1000,
-            compared=len(entries),
-            nearest=nearest,
+            compared=compared,
+            nearest=best,
         )
 
 
-def _nearest(components: dict[str, str], entries: list[IndexEntry]) -> NearestEntry | None:
-    """Of entries equally near, the youngest."""
-    best: NearestEntry | None = None
-    for entry in sorted(entries, key=lambda entry: -entry.created):
+def _nearest(
+    components: dict[str, str], entries: list[IndexEntry], best: NearestEntry | None
+) -> NearestEntry | None:
+    """The nearest of `best` and `entries`; of those equally near, the youngest."""
+    for entry in entries:
         if entry.components is None:
             continue
         compared = compare(components, entry.components)
-        if best is None or compared.distance < best.distance:
+        if best is None or (compared.distance, -entry.created) < (best.distance, -1000 * best.created):
             best = NearestEntry(
                 key=entry.key,
                 created=entry.created / 1000,

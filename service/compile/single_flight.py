@@ -98,6 +98,10 @@ class Leases:
                 raise from_code(known.code, known.message, known.hint)
             case [b"overloaded", queued, b"all"]:
                 raise Overloaded(f"{int(queued)} compiles are queued already, the most that may")
+            case [b"overloaded", queued, b"bytes"]:
+                raise Overloaded(
+                    f"the requests of queued compiles have {int(queued)} bytes, and no room for more"
+                )
             case [b"overloaded", queued, _]:
                 raise Overloaded(
                     f"{int(queued)} compiles of namespace {namespace} are queued, its share at this load"
@@ -159,6 +163,7 @@ class Leases:
                 settings.namespace_compiles,
                 settings.namespace_compile_seconds,
                 trace_header(),
+                settings.queued_bytes,
             ],
         )
         return answer

@@ -41,14 +41,14 @@ class GatewayTenant(TenantParts):
         super().__init__(shared, namespace)
         redis, scripts, settings = shared.redis, shared.scripts, shared.settings
         self.cache_admin = CacheAdmin(redis, self.keys, scripts, self.blobs, self.audit, self.components)
-        self.misses = Misses(redis, self.keys, scripts, self.components)
+        self.misses = Misses(redis, self.keys, scripts, self.components, shared.budgets.work)
         self.script_history = ScriptHistory(redis, self.keys, scripts)
         self.rank_verdicts = RankVerdicts(redis, self.keys, scripts)
         self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
         self.queue = CompileQueue(namespace, self.leases, queued)
         self.followers = Followers(self.events, shared.notifications, settings, self.queue.ask_again)
         self.tuning_admission = TuningJobAdmission(
-            settings.limits, shared.admission, self.saved_requests, shared.registry
+            namespace, settings.limits, shared.admission, self.saved_requests, shared.registry
         )
         self.training_admission = TrainingJobAdmission(self.training_files, shared.registry)
 

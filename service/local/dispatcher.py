@@ -20,6 +20,7 @@ from ...workers.pool import WorkerPool
 from ..base import logs
 from ..base.settings import ServiceSettings
 from ..compile.slot_claims import SlotClaims
+from ..gateway.http.slow_clients import server_options
 from ..parts.background import running
 from ..parts.dispatcher import DispatcherParts
 from ..parts.shared import SharedParts
@@ -36,7 +37,7 @@ def serve(settings: ServiceSettings) -> None:
     listener = listen(settings.host, settings.port, any_port_will_do=False)
     with listener:
         app = create_dispatcher_app(settings)
-        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
+        config = uvicorn.Config(app, **server_options(settings))
         say(f"dispatcher {url_of(listener)}")
         asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
     say("stopped")
@@ -75,7 +76,7 @@ async def _readyz(request: Request) -> Response:
         parts["redis"] = "cannot be reached"
     if dispatcher.shared.stopping:
         parts["workers"] = "stopping"
-    elif not dispatcher.pool_started:
+    elif not dispatcher.pool_started or dispatcher.pool_error:
         parts["workers"] = "cannot be started" if dispatcher.pool_error else "starting"
     ready = set(parts.values()) == {"ok"}
     body = {"ready": ready, "parts": parts, "failing": dispatcher.shared.supervisor.failing()}

@@ -19,6 +19,7 @@ from ..gateway.http import tls
 from ..gateway.http.slow_clients import server_options
 from ..signing.open import open_folder
 from ..signing.server import SignerLimits, SignerTokens, create_app
+from .listening import Listener, listen
 
 log = structlog.get_logger(__name__)
 
@@ -67,19 +68,13 @@ def _tokens(settings: ServiceSettings) -> SignerTokens:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="Give another --host or --port"
-        ) from None
+    return listen(host, port, any_port_will_do=False)
 
 
 @contextmanager
 def _listen_on_path(path: Path) -> Iterator[socket.socket]:
     """A Unix socket for this user and its group. One that a killed signer has left is replaced."""
-    listener = socket.socket(socket.AF_UNIX)
+    listener = Listener(socket.AF_UNIX)
     try:
         if path.is_socket() and _is_dead(path):
             path.unlink()

@@ -60,6 +60,7 @@ class DispatcherTenant(TenantParts):
             partial(
                 TuningJobRun,
                 TuningJobParts(
+                    namespace=namespace,
                     jobs=self.tuning_jobs,
                     queue=self.searches,
                     begin=partial(begin, patient=True),
@@ -83,6 +84,7 @@ class DispatcherTenant(TenantParts):
                     store=self.training_files,
                     pool=pool,
                     compiler=TrainingGraphCompiler(
+                        namespace,
                         self.cache,
                         partial(begin, patient=False),
                         followers,
@@ -102,7 +104,7 @@ class DispatcherTenant(TenantParts):
 
 
 class DispatcherParts:
-    """`pool_error`: why the workers could not be started, or ''."""
+    """`pool_error`: why there are no workers, or ''."""
 
     def __init__(self, shared: SharedParts, pool: WorkerPool) -> None:
         self.shared = shared
@@ -133,7 +135,7 @@ class DispatcherParts:
 
     def info(self) -> DispatcherInfo:
         """What gateways are to know of it."""
-        if not self.pool_started:
+        if not self.pool_started or self.pool_error:
             return DispatcherInfo(self.id, self.pool_error or STARTING, [], [], REVISION)
         nodes = [dict(resources) for resources in self.pool.node_resources()]
         promised = [room_asked(spec) for spec in self._promised()]

@@ -21,6 +21,7 @@ from ..access.tokens import Tokens
 from ..admission.admit import Admission
 from ..admission.saved_requests import SavedRequests
 from ..base.async_tasks import Recent, TaskSupervisor
+from ..base.budgets import Budgets
 from ..base.counters import Counters
 from ..base.metrics import GatewayMetrics, Load
 from ..base.settings import ServiceSettings
@@ -89,8 +90,10 @@ class SharedParts:
         self.tokens = Tokens(self.redis, self.keys, self.scripts, audit, settings)
         self.namespaces = Namespaces(self.redis, self.keys, self.scripts)
         self.recount = Recount(self.redis, self.keys, self.scripts)
+        self.budgets = Budgets(settings)
         self.admission = Admission(
             settings.limits,
+            self.budgets.work,
             body_timeout_seconds=settings.body_timeout_seconds,
             on_parse=self.metrics.request_parses.inc,
         )

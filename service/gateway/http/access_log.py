@@ -9,6 +9,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....compiler.api.protocols import CLIENTS, PROTOCOL_HEADER
+from ...base.budgets import HELD, Held
 from ...base.metrics import GatewayMetrics
 from ...base.tracing import Tracer, TraceSpan, trace_of
 from ...signing.trusted_keys import TrustedKeys
@@ -46,6 +47,7 @@ class AccessLog:
             await send(message)
 
         tracer: Tracer = scope["app"].state.gateway.tracer
+        held = scope[HELD] = Held(scope["app"].state.gateway.shared.budgets)
         with (
             tracer.begin(_method(scope["method"]), trace_of(scope), server=True) as span,
             structlog.contextvars.bound_contextvars(request=request_id),
@@ -53,6 +55,7 @@ class AccessLog:
             try:
                 await self._app(scope, receive, watched)
             finally:
+                held.give_back()
                 seconds = time.perf_counter() - began
                 route = getattr(scope.get("route"), "path", "(none)")
                 metrics: GatewayMetrics = scope["app"].state.gateway.metrics

@@ -15,6 +15,7 @@ from ....compiler.api.protocols import CLIENTS, PROTOCOL_HEADER, number_in
 from ....compiler.errors import Forbidden, MalformedRequest, Unauthenticated
 from ...access.namespaces import NAMED
 from ...access.tokens import Grant, Tokens
+from ...base.budgets import HELD, Held
 
 _OWNER = "Ask the service's owner, and name no namespace"
 
@@ -37,6 +38,8 @@ async def authenticated(request: Request, token: str, role: Role) -> Grant:
         raise Unauthenticated("the request carries no bearer token")
     tokens: Tokens = request.app.state.gateway.tokens
     grant = await tokens.check(token, address_of(request))
+    held: Held = request.scope[HELD]
+    held.owned_by(grant.namespace, grant.id)
     if not grant.allows(role):
         raise Forbidden(f"the token of {grant.name!r} lacks the role {role!r}")
     return grant

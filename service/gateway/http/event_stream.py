@@ -8,10 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fastapi import Request
 from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 
 from ...base.async_tasks import is_set_within
+from ...base.budgets import HELD, Held
 from .errors import documented
 
 _MEDIA_TYPE = "text/event-stream"
@@ -46,8 +48,10 @@ class EventStreams:
     keepalive_seconds: float
     stopping: Callable[[], bool]
 
-    def response(self, batches: AsyncGenerator[EventBatch]) -> StreamingResponse:
-        """Sends `batches` until one has ended or the gateway stops, with comments during silence."""
+    def response(self, request: Request, batches: AsyncGenerator[EventBatch]) -> StreamingResponse:
+        """Sends `batches` until one has ended or the gateway stops, with comments during silence. Raises Overloaded."""
+        held: Held = request.scope[HELD]
+        held.stream()
         return StreamingResponse(self._frames(batches), headers=_HEADERS, media_type=_MEDIA_TYPE)
 
     async def _frames(self, batches: AsyncGenerator[EventBatch]) -> AsyncIterator[bytes]:

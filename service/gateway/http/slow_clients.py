@@ -1,5 +1,5 @@
-"""The HTTP protocol under the gateway: uvicorn's, with limits on a request's head: seconds, bytes. It parses with
-httptools, or where that is missing, slower, with h11.
+"""The HTTP protocol under every server of the service: uvicorn's, with limits on connections and on a request's head:
+seconds, bytes. It parses with httptools, or where that is missing, slower, with h11.
 
 Uvicorn has no limit on the wait for a connection's first byte or for the end of a head, so a few thousand silent
 sockets would use up a gateway's descriptors. httptools has none on a head's bytes. Bodies have their own limits
@@ -14,8 +14,12 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from ...base.budgets import Connections, most_connections
 from ...base.settings import ServiceSettings
 
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
 _HEAD_BYTES = 64 << 10
 _SHUTDOWN_SECONDS = 5
 """How long answers in progress may take once the server stops."""
@@ -25,9 +29,15 @@ they do not send a request into a connection that is being closed."""
 
 
 def server_options(settings: ServiceSettings) -> dict[str, Any]:
-    """uvicorn.Config's, of a server whose clients may be slow."""
+    """uvicorn.Config's, of any server: its clients may be slow, or many."""
+    protocol = functools.partial(
+        HeadLimitsProtocol,
+        head_seconds=settings.body_timeout_seconds,
+        connections=Connections(most_connections(settings)),
+        retry_after=settings.retry_after_seconds,
+    )
     return {
-        "http": functools.partial(HeadLimitsProtocol, head_seconds=settings.body_timeout_seconds),
+        "http": protocol,
         "log_config": None,
         "access_log": False,
         "server_header": False,
@@ -38,24 +48,43 @@ def server_options(settings: ServiceSettings) -> dict[str, Any]:
 
 
 class HeadLimitsProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes a connection whose next head, or what follows a request, has more than 64 KiB. Closes one on which no
-    request has begun `head_seconds` after it opened, after the first byte that follows an answer, or after the answer
-    to a request whose body has not come. (Silence between whole requests is uvicorn's own keep-alive limit.)"""
+    """Refuses a connection past the most that there may be. Closes one whose next head, or what follows a request, has
+    more than 64 KiB. Closes one on which no request has begun `head_seconds` after it opened, after the first byte that
+    follows an answer, or after the answer to a request whose body has not come. (Silence between whole requests is
+    uvicorn's own keep-alive limit.)"""
 
-    def __init__(self, *arguments: Any, head_seconds: float, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        head_seconds: float,
+        connections: Connections,
+        retry_after: int,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._head_seconds = head_seconds
+        self._connections = connections
+        self._retry_after = retry_after
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         """Of what has come since the last request began."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        if not self._connections.add(self):
+            transport.write(_FULL % self._retry_after)
+            transport.close()
+            return
         self._start_timer()
+
+    def give_way(self) -> None:
+        self._stop_timer()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._answering():
+            self._connections.works(self)
             self._head_bytes = 0
             self._stop_timer()
             return
@@ -68,11 +97,14 @@ class HeadLimitsProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def on_response_complete(self) -> None:
         cut = self.cycle is not None and self.cycle.more_body
         super().on_response_complete()
+        if not self._answering():
+            self._connections.rests(self)
         if cut and self._timer is None:
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     def _answering(self) -> bool:

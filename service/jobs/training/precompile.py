@@ -47,6 +47,7 @@ OnCompiled = Callable[[bool, str], Awaitable[None]]
 class TrainingGraphCompiler:
     """Compiles the graphs of one namespace's training jobs."""
 
+    namespace: str
     cache: ArtifactCache
     begin: BeginCompile
     followers: Followers
@@ -76,7 +77,7 @@ class TrainingGraphCompiler:
 
     async def _one(self, body: bytes, *, source: bool) -> bool:
         """Whether the graph was compiled now. Raises the compile's error."""
-        request = await self.admission.parse(body)
+        request = await self.admission.parse(body, namespace=self.namespace)
         fresh = False
         while True:
             if await retry_while_down(lambda: self.cache.lookup(request.key, "fetch")) is not None:

@@ -49,6 +49,7 @@ _STARTING_SECONDS = 15
 class TuningJobAdmission:
     """Admits the tuning jobs of one namespace."""
 
+    namespace: str
     limits: codec.Limits
     admission: Admission
     saved_requests: SavedRequests
@@ -116,7 +117,7 @@ class TuningJobAdmission:
 
     async def _parsed(self, where: str, body: bytes) -> CompileRequest:
         try:
-            return await self.admission.parse(body)
+            return await self.admission.parse(body, namespace=self.namespace)
         except RequestError as error:
             raise type(error)(f"{where}{error.message}", hint=error.advice) from None
 

@@ -61,6 +61,7 @@ _MOST_PAUSE_SECONDS = 60.0
 class TuningJobParts:
     """What runs need of the rest of the service."""
 
+    namespace: str
     jobs: TuningJobs
     queue: SearchQueue
     begin: BeginCompile
@@ -213,7 +214,7 @@ class TuningJobRun(JobRun):
         """Compile a graph or kernel; its results and a detail for people. Raises the compile's error."""
         parts, item = self._parts, self.loaded.items[n]
         body = self.loaded.bodies[n]
-        request = await parts.admission.parse(body)
+        request = await parts.admission.parse(body, namespace=parts.namespace)
         queries = _QueryLog(parts.queue)
         found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
         if found is None:

@@ -102,6 +102,8 @@ class Keys:
         self.pending = f"{prefix}pending"
         """Sorted set: open compiles of all namespaces, each by the name of its lease; since when, or from when on, a
         dispatcher may take it, ms: since it was queued, or from the end of its lease."""
+        self.pending_bytes = f"{prefix}pending_bytes"
+        """Hash: the name of a lease in `pending` to the bytes of its request."""
         self.open_jobs = f"{prefix}open_jobs"
         """Sorted set: jobs of all namespaces that have not ended, each by its key; from when on a dispatcher may take
         it, ms."""
@@ -199,6 +201,7 @@ class Keys:
             self.kills(key),
             self.pending,
             self.changed,
+            self.pending_bytes,
         ]
 
     def slot_keys(self, group: str) -> list[str]:

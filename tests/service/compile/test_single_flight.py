@@ -397,3 +397,19 @@ def test_of_those_who_ask_together_one_sends_redis_the_body(redis_server: RedisS
         await redis.aclose()
 
     asyncio.run(main())
+
+
+def test_requests_that_are_queued_have_a_limit_in_bytes_and_leave_it_when_they_end(
+    start_gateway: StartGateway,
+) -> None:
+    pool = busy_pool()
+    with start_gateway(pool, queued_bytes=3 << 20).http() as http:
+        first, second = (with_constant(graph(size), bytes_=2 << 20) for size in (8, 9))
+        key = post(http, first).json()["key"]
+        refused = post(http, second)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert "bytes" in refused.json()["error"]["message"] and refused.headers["retry-after"]
+        assert post(http, graph(7)).status_code == 202
+        pool.idle = 1
+        assert [stage for _, stage, _ in follow(http, key)][-1] == "done"
+        assert post(http, second).status_code == 202

@@ -85,16 +85,16 @@ def acquire(
     limits: Sequence[Argument] = (10, "default", "default", 0, 0.0),
 ) -> Call:
     """limits: most queued, namespace, default, most compiles, most seconds."""
-    args = [*renewal(owner, body, finish), mode, "compiles", *limits, "trace"]
+    args = [*renewal(owner, body), finish, mode, "compiles", *limits, "trace", 1 << 30]
     return Call("acquire", KEYS.compile_keys(KEY), args, stored)
 
 
-def renewal(owner: str, body: str, finish: int) -> list[Argument]:
-    return [KEY, owner, 1000, HOUR, KEYS.wake, 60_000, body, finish, "what"]
+def renewal(owner: str, body: str) -> list[Argument]:
+    return [KEY, owner, 1000, HOUR, KEYS.wake, 60_000, body, "what"]
 
 
-def renew(*stored: tuple[Argument, ...], owner: str = "me", body: str = "", finish: int = 0) -> Call:
-    return Call("renew", KEYS.compile_keys(KEY), renewal(owner, body, finish), stored)
+def renew(*stored: tuple[Argument, ...], owner: str = "me", body: str = "") -> Call:
+    return Call("renew", KEYS.compile_keys(KEY), renewal(owner, body), stored)
 
 
 def leased(script: str, *args: Argument) -> Call:
@@ -107,15 +107,15 @@ COMPILES = [
     acquire("queue", ("HSET", KEYS.run(KEY), "sending", FUTURE), body=""),
     acquire("queue", *QUEUED),
     acquire("queue", *QUEUED[1:4], finish=1),
-    acquire("ask", *QUOTA),
-    acquire("ask", *LEASED),
-    acquire("ask", *LEASED, owner="other"),
-    acquire("ask", *LEASED, owner="other", finish=1),
-    acquire("ask", *entry()),
-    acquire("ask", ("SET", KEYS.failed(KEY), "{}")),
-    acquire("ask", *QUOTA, limits=(0, "default", "default", 0, 0.0)),
-    acquire("ask", ("ZADD", KEYS.active, FUTURE, OTHER), limits=(10, "team", "default", 1, 1.5)),
-    acquire("ask", ("SET", KEYS.spent, 9000), limits=(10, "team", "default", 1, 1.5)),
+    acquire("queue", *LEASED),
+    acquire("queue", *LEASED, owner="other"),
+    acquire("queue", *LEASED, owner="other", finish=1),
+    acquire("queue", *entry()),
+    acquire("queue", ("SET", KEYS.failed(KEY), "{}")),
+    acquire("queue", *QUOTA, limits=(0, "default", "default", 0, 0.0)),
+    acquire("queue", ("ZADD", KEYS.active, FUTURE, OTHER), limits=(10, "team", "default", 1, 1.5)),
+    acquire("queue", ("SET", KEYS.spent, 9000), limits=(10, "team", "default", 1, 1.5)),
+    acquire("queue", ("HSET", KEYS.pending_bytes, KEYS.lease(KEY), 9), *QUOTA),
     acquire("take", *QUEUED),
     acquire("take", *LEASED),
     acquire("take", *QUEUED[4:5]),
@@ -123,7 +123,7 @@ COMPILES = [
     renew(*LEASED, owner="other"),
     renew(*entry()),
     renew(*QUEUED[6:], body="body"),
-    renew(*QUEUED, finish=1),
+    renew(*QUEUED),
     renew(),
     leased("progress", HOUR, KEYS.wake, "lower", "detail"),
     leased("fail", HOUR, KEYS.wake, "{}", "detail", 1000, HOUR),

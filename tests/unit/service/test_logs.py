@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 from torchrelay.service.base import logs
+from torchrelay.service.base.budgets import Rate
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.storage.private_files import write_private
 
@@ -51,6 +54,36 @@ def test_a_line_is_one_write(form: str, monkeypatch: pytest.MonkeyPatch) -> None
         structlog.configure(**before)
     assert len(written) == 2
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in written)
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_flood_is_dropped_and_counted_whoever_logs_it(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    before, last = structlog.get_config(), logging.lastResort
+    now = [0.0]
+    monkeypatch.setattr(logs, "Rate", lambda most: Rate(most, lambda: now[0]))
+    try:
+        logs.configure(ServiceSettings(log_format=form, log_lines_per_second=100))
+        for n in range(1000):
+            structlog.get_logger().info("published", key=str(n))
+            record = logging.LogRecord(
+                "asyncio", logging.ERROR, "", 0, "no descriptor\nTraceback", None, None
+            )
+            assert logging.lastResort is not None
+            logging.lastResort.handle(record)
+        flood = told.getvalue()
+        now[0] += 1
+        structlog.get_logger().info("calm")
+    finally:
+        structlog.configure(**before)
+        logging.lastResort = last
+    assert 90 <= flood.count("\n") <= 110
+    assert "no descriptor" in flood and "published" in flood
+    dropped, calm = told.getvalue().removeprefix(flood).splitlines()
+    assert "log_entries_dropped" in dropped and "calm" in calm
+    (count,) = (int(word) for word in re.findall(r"[0-9]+", dropped))
+    assert count == 2000 - flood.count("published") - flood.count("no descriptor")
 
 
 def test_a_private_file_and_its_name_are_on_the_disk_when_it_was_written(

@@ -142,5 +142,5 @@ async def _log_compile(tenant: GatewayTenant, grant: Grant, parsed: CompileReque
     "differences: request against entry. `nearest` is null when there was none.",
     reply="The nearest entry",
 )
-async def explain(key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
-    return await tenant.misses.explain(key)
+async def explain(request: Request, key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
+    return await tenant.misses.explain(key, gone=request.is_disconnected)

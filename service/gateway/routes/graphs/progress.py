@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Literal
 
-from fastapi import Response
+from fastapi import Request, Response
 
 from .....compiler.api import compiles
 from .....compiler.errors import NotFound, Unavailable
@@ -51,12 +51,12 @@ async def compile_status(key: CacheKey, tenant: ReaderTenant) -> compiles.Compil
     responses=event_stream_responses(),
 )
 async def compile_events(
-    key: CacheKey, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
+    request: Request, key: CacheKey, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
     first = await tenant.events.snapshot(key)
     if not (first.events or first.cached or first.leased or first.pending):
         raise NotFound(f"there is no compile {key}")
-    return gateway.event_streams.response(_batches(tenant, key, last_event_id or STREAM_START))
+    return gateway.event_streams.response(request, _batches(tenant, key, last_event_id or STREAM_START))
 
 
 async def _batches(tenant: GatewayTenant, key: str, after: str) -> AsyncGenerator[EventBatch]:

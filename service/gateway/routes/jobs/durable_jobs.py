@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import structlog
-from fastapi import Response
+from fastapi import Request, Response
 from redis.exceptions import RedisError
 
 from ....jobs.records import ENDED_STATES, DurableJobs
@@ -19,10 +19,14 @@ log = structlog.get_logger(__name__)
 Jobs = DurableJobs[Any, Any]
 
 
-async def job_events(gateway: GatewayParts, jobs: Jobs, job: str, last_event_id: str) -> Response:
+async def job_events(
+    request: Request, gateway: GatewayParts, jobs: Jobs, job: str, last_event_id: str
+) -> Response:
     """The events of a job after the one with `last_event_id`, as a stream. Raises NotFound."""
     await jobs.job(job)
-    return gateway.event_streams.response(_batches(gateway, jobs, job, last_event_id or STREAM_START))
+    return gateway.event_streams.response(
+        request, _batches(gateway, jobs, job, last_event_id or STREAM_START)
+    )
 
 
 async def _batches(gateway: GatewayParts, jobs: Jobs, job: str, after: str) -> AsyncGenerator[EventBatch]:

@@ -28,7 +28,7 @@ from ....jobs.training.records import Series
 from ...http.errors import documented
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter, binary_content
-from ...parts import GatewayTenant
+from ...parts import GatewayTenant, gateway_of
 from ..parameters import Gateway, Reader, ReaderTenant, Trainer, TrainerTenant, TrainingOn
 from .durable_jobs import job_events
 
@@ -195,9 +195,11 @@ async def _entries(
 ) -> Response:
     """A page, and in a header the number from which to go on, unless nothing follows for now. It may be empty before
     the end, where entries are other ranks'."""
-    found, following = await tenant.training_jobs.entries(
-        job, series, after, limit, rank=rank, gone=request.is_disconnected
-    )
+    work = gateway_of(request).shared.budgets.work
+    async with work.turn(tenant.namespace):
+        found, following = await tenant.training_jobs.entries(
+            job, series, after, limit, rank=rank, gone=request.is_disconnected
+        )
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in found)
     headers = {"Cache-Control": "no-store"}
     if following is not None:
@@ -259,6 +261,7 @@ async def put_file(
     responses=event_stream_responses(),
 )
 async def events(
+    request: Request,
     job: Job,
     gateway: Gateway,
     tenant: ReaderTenant,
@@ -266,7 +269,7 @@ async def events(
         str, Header(description="Go on after this event of an earlier stream", pattern="^[0-9]{0,15}$")
     ] = "",
 ) -> Response:
-    return await job_events(gateway, tenant.training_jobs, job, last_event_id)
+    return await job_events(request, gateway, tenant.training_jobs, job, last_event_id)
 
 
 async def _log(tenant: GatewayTenant, trainer: Grant, action: AuditAction, job: TrainJob) -> None:

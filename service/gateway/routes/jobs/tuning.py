@@ -53,7 +53,7 @@ async def begin(body: TuneRequest, tuner: Tuner, tenant: TunerTenant) -> TuneJob
 )
 async def store_graph(request: Request, gateway: Gateway, tenant: TunerTenant) -> GraphStored:
     body = await gateway.admission.read(request)
-    parsed = await gateway.admission.parse(body)
+    parsed = await gateway.admission.parse(body, namespace=tenant.namespace)
     await tenant.saved_requests.save(parsed.key, body)
     return GraphStored(parsed.key)
 
@@ -119,9 +119,9 @@ async def resume(job: Job, tuner: Tuner, tenant: TunerTenant) -> TuneJob:
     responses=event_stream_responses(),
 )
 async def events(
-    job: Job, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
+    request: Request, job: Job, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
-    return await job_events(gateway, tenant.tuning_jobs, job, last_event_id)
+    return await job_events(request, gateway, tenant.tuning_jobs, job, last_event_id)
 
 
 async def _log(tenant: GatewayTenant, tuner: Grant, action: AuditAction, job: TuneJob) -> None:

@@ -6,15 +6,16 @@
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
 --         {'lease', fence, body, how often it was taken, ms since it was queued, wanted 1 or 0,
 --          trace of whoever asked first},
---         {'overloaded', how many are queued, 'all' or 'share'}, {'compiles', limit} or
+--         {'overloaded', how many are queued, 'all' or 'share'}, {'overloaded', bytes of their requests, 'bytes'},
+--         {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
-local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, changed
-  = unpack(KEYS)
+local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, changed,
+  body_bytes = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what, finish, mode = unpack(ARGV)
-local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace = unpack(ARGV, 11)
-check_arguments(17)
+local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace, most_bytes = unpack(ARGV, 11)
+check_arguments(18)
 lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
-most_queued = comparable(most_queued)
+most_queued, most_bytes = comparable(most_queued), comparable(most_bytes)
 most_compiles, most_seconds = comparable(most_compiles), comparable(most_seconds)
 local asking = mode == 'queue'
 
@@ -98,6 +99,22 @@ redis.call('ZREMRANGEBYSCORE', pending, '-inf', integer(now - ttl_ms))
 -- At overload each namespace keeps its share: it holds at most twice as many places as are free for anybody
 -- (dynamic thresholds, Choudhury and Hahne 1998). One that floods alone gets two thirds; n that flood get two of
 -- 2n + 1 parts each, and the next one finds the last part free.
+local function held_bytes()
+  local all, own = 0, 0
+  local mine = lease:sub(1, #lease - #key)
+  local found = redis.call('HGETALL', body_bytes)
+  for i = 1, #found, 2 do
+    if redis.call('ZSCORE', pending, found[i]) then
+      local size = number_or(0, found[i + 1])
+      all = all + size
+      own = own + (found[i]:sub(1, #mine) == mine and size or 0)
+    else
+      redis.call('HDEL', body_bytes, found[i])
+    end
+  end
+  return all, own
+end
+
 local function refusal()
   local own = redis.call('ZCARD', active)
   if most_compiles > 0 and own >= most_compiles then
@@ -114,6 +131,11 @@ local function refusal()
   end
   if others > 0 and own >= 2 * free then
     return {'overloaded', own, 'share'}
+  end
+  local bytes, own_bytes = held_bytes()
+  local free_bytes = most_bytes - bytes
+  if #body > free_bytes or (others > 0 and own_bytes + #body > 2 * free_bytes) then
+    return {'overloaded', integer(bytes), 'bytes'}
   end
   return nil
 end
@@ -143,6 +165,7 @@ elseif not asking then
   wanted = (redis.call('HGET', run, 'finish') == '1' or redis.call('ZCARD', waiters) > 0) and 1 or 0
 end
 redis.call('SET', request, body, 'PX', ttl_ms)
+redis.call('HSET', body_bytes, lease, #body)
 redis.call('HSET', run, 'what', what)
 want()
 local function report(detail)
