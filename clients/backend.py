@@ -2,12 +2,13 @@
 
 `torchrelay` is the entry point (group torch_dynamo_backends). One promise above all: it never breaks training.
 Whatever goes wrong on the way to the service warns once, is counted, and the graph is compiled by Inductor in
-this process; only TORCHRELAY_MODE=require raises, and then the typed error itself.
+this process; if Inductor fails too (a machine without a compiler), the graph runs eagerly, which warns and counts as
+well. Only TORCHRELAY_MODE=require raises, and then the typed error itself; in mode `off`, Inductor's errors are its
+own.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -20,7 +21,14 @@ from typing import Any, TypeVar, cast
 import msgspec
 import torch
 
-from ..compiler.errors import ClientError, GatewayUnreachable, RelayError, SpecializeInputs
+from ..compiler.errors import (
+    ClientError,
+    GatewayUnreachable,
+    LocalCompileFailed,
+    RelayError,
+    SpecializeInputs,
+    Unsupported,
+)
 from ..compiler.request import codec
 from ..compiler.request import key as keys
 from ..compiler.torch_internals import compatibility, counters
@@ -32,7 +40,7 @@ from .artifacts.programs.process_programs import ProcessPrograms
 from .artifacts.programs.store import ProgramStore
 from .artifacts.source import ArtifactRequest, ArtifactSource, LoadedArtifact, PendingArtifact
 from .artifacts.takeover import ChangingGraph, Pending, Takeover
-from .capture.configuration import Mode, split_options
+from .capture.configuration import DYNAMO_OPTIONS, portable_mode, split_options
 from .capture.locked_tunings import LockedTunings
 from .capture.prepare import PreparedGraph, prepare
 from .capture.replace_inductor import replace_inductor, restore_inductor
@@ -68,25 +76,30 @@ def torchrelay(
     mode = mode or "default"
     background, options = split_options(options)
     config.check_options(mode, options)
+    compile_locally = functools.partial(_compile_locally, gm, example_inputs, mode, options)
     try:
-        compiled = _from_service(gm, example_inputs, cast(Mode, mode), options, background)
-    except Exception as error:
-        if _is_meant_for_the_caller(error):
-            raise
-        _warn(error)
-        compiled = None
-    return compiled or _compile_locally(gm, example_inputs, mode, options)
+        try:
+            served = _from_service(gm, example_inputs, mode, options, background)
+        except Exception as error:
+            if _is_meant_for_the_caller(error):
+                raise
+            served = _reported(error, len(gm.graph.nodes))
+        if isinstance(served, GraphRecord):
+            return _compiled_or_eager(gm, compile_locally, served)
+        return compile_locally() if served is None else served
+    finally:
+        process_report().end_of_backend()
 
 
 def _from_service(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
-    mode: Mode,
+    mode: str,
     options: Mapping[str, Any],
     background: bool | None,
-) -> Callable[..., Any] | None:
-    """The service's artifact, or the graph itself until that is there; None after a failure that was reported, and in
-    mode `off`. In mode `require` raises the failure."""
+) -> Callable[..., Any] | GraphRecord | None:
+    """The service's artifact, or the graph itself until that is there; None in mode `off`; the report's record after a
+    failure that was reported. In mode `require` raises the failure."""
     try:
         relay = process_backend()
     except RelayError as error:  # settings that cannot be read
@@ -103,8 +116,7 @@ def _from_service(
         if relay.settings.mode == "require":
             relay.report.raised(error, seconds=seconds, nodes=nodes)
             raise backend_interface.user_error(error) from None
-        relay.fell_back(error, seconds=seconds, nodes=nodes)
-        return None
+        return relay.fell_back(error, seconds=seconds, nodes=nodes)
 
 
 def _is_meant_for_the_caller(error: Exception) -> bool:
@@ -115,35 +127,30 @@ def _is_meant_for_the_caller(error: Exception) -> bool:
     )
 
 
-def _warn(error: Exception) -> None:
+def _reported(error: Exception, nodes: int) -> GraphRecord:
     """Report a graph that is compiled locally. Raises FallbackWarning if the user's filter makes it an error."""
+    known = error if isinstance(error, RelayError) else _unexpected(error)
     try:
-        process_report().fallback(error if isinstance(error, RelayError) else _unexpected(error))
+        return process_report().fallback(known, nodes=nodes)
     except FallbackWarning:
         raise
     except Exception:
         _log.exception("torchrelay: compiled locally: %s: %s", type(error).__name__, error)
+        return GraphRecord(key="", outcome="fallback", seconds=0.0, nodes=nodes, reason=known.code)
 
 
 def _unexpected(error: Exception) -> ClientError:
+    """The typed error for a defect here, or for a PyTorch that this was not made for; the log gets its traceback."""
+    _log.error("torchrelay: unexpected %s", type(error).__name__, exc_info=error)
     return ClientError(
-        f"unexpected {type(error).__name__}: {error}", hint="Please report this with its traceback"
+        f"unexpected {type(error).__name__}: {error}", hint="Please report this with the traceback in the log"
     )
 
 
 def _compile_locally(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    patches = {**config.mode_options(mode), **options}
-    try:
-        return compile_fx.compile_graph(gm, example_inputs, patches)
-    except Exception:
-        if _threads_start():
-            raise
-        _log.warning(
-            "torchrelay: a graph runs as it is: Inductor compiles in threads, and none can start at exit"
-        )
-        return gm.forward
+    return compile_fx.compile_graph(gm, example_inputs, {**config.mode_options(mode), **options})
 
 
 def _compile_outside_dynamo(
@@ -151,33 +158,47 @@ def _compile_outside_dynamo(
     inputs: Sequence[Any],
     mode: str,
     options: Mapping[str, Any],
+    fallback: GraphRecord,
     *,
     symbolic: bool = False,
 ) -> Callable[..., Any]:
-    """As `_compile_locally`, in a call of the graph, for the sizes of its inputs; symbolic: for any. The graph has run
-    eagerly, so it goes on like that if Inductor refuses it."""
-    try:
-        if symbolic:
+    """In a call of the graph: as `_compiled_or_eager`, for the sizes of its inputs; symbolic: for any."""
+    if symbolic:
 
-            def inductor(traced: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-                return _compile_locally(traced, examples, mode, options)
+        def inductor(traced: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            compiled = functools.partial(_compile_locally, traced, examples, mode, options)
+            return _compiled_or_eager(traced, compiled, fallback)
 
-            return torch.compile(gm.forward, backend=inductor, dynamic=True)
+        return torch.compile(gm.forward, backend=inductor, dynamic=True)
+
+    def compile_locally() -> Callable[..., Any]:
         with tracing.outside_dynamo(inputs) as examples:
             return _compile_locally(gm, examples, mode, options)
-    except Exception as error:
-        _log.warning("torchrelay: a graph stays eager: Inductor: %s: %s", type(error).__name__, error)
-        return gm.forward
+
+    return _compiled_or_eager(gm, compile_locally, fallback, in_dynamo=False)
 
 
-def _threads_start() -> bool:
-    """Whether Inductor's thread pools work. They do not once Python has begun to end, as in an atexit handler."""
+def _compiled_or_eager(
+    gm: torch.fx.GraphModule,
+    compile_locally: Callable[[], Callable[..., Any]],
+    fallback: GraphRecord,
+    *,
+    in_dynamo: bool = True,
+) -> Callable[..., Any]:
+    """What Inductor makes here of a graph that fell back; where it cannot, the graph itself, which warns and counts.
+
+    Without a compiler, or at exit, where none of Inductor's threads starts, no graph can be compiled here. in_dynamo:
+    Dynamo called the back end, so what it handles itself is raised.
+    """
+    eager = gm.forward  # as it is before Inductor's passes, which change the graph
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(int)
-    except RuntimeError:
-        return False
-    return True
+        return compile_locally()
+    except Exception as error:
+        if isinstance(error, FallbackWarning) or (in_dynamo and backend_interface.is_dynamos_own(error)):
+            raise
+        _log.info("torchrelay: Inductor failed", exc_info=error)
+        process_report().runs_eagerly(fallback, LocalCompileFailed.of(error))
+        return eager
 
 
 class RelayBackend:
@@ -203,7 +224,7 @@ class RelayBackend:
         self,
         gm: torch.fx.GraphModule,
         example_inputs: Sequence[Any],
-        mode: Mode,
+        mode: str,
         options: Mapping[str, Any],
         *,
         background: bool | None = None,
@@ -216,10 +237,11 @@ class RelayBackend:
         try:
             check_platform()
             compatibility.check("capture")
-            self.report.add_seconds("trace", counters.trace_seconds())
+            self.report.add_trace_seconds(counters.trace_seconds())
             start = time.perf_counter()
             with self.report.timed("encode"):
-                prepared = prepare(gm, example_inputs, mode=mode, options=options, lock=self._lock)
+                sent_mode, sent_options = portable_mode(mode, options)
+                prepared = prepare(gm, example_inputs, mode=sent_mode, options=sent_options, lock=self._lock)
                 captured = prepared.captured
                 canonical = codec.encode_request(captured.request)
             with self.report.timed("key"):
@@ -227,8 +249,10 @@ class RelayBackend:
             try:
                 found = obtain(ArtifactRequest(captured, canonical, key, prepared.local.inputs))
             except SpecializeInputs as error:
-                raise backend_interface.restart_analysis(
-                    captured.floats[p] for p in error.positions
+                names = [captured.floats[p] for p in error.positions if p in captured.floats]
+                raise (
+                    backend_interface.restart_analysis(names)
+                    or Unsupported(f"the service asks in vain for constants: {error.message}")
                 ) from None
             except RelayError as error:
                 error.key = key
@@ -241,9 +265,11 @@ class RelayBackend:
             raise _unexpected(error) from error
         if isinstance(found, Pending):
             bound = prepared.without_inputs()
-            return _BackgroundGraph(
-                self, gm, found, bound, key, lambda inputs: _compile_outside_dynamo(gm, inputs, mode, options)
-            ).call
+
+            def compile_locally(inputs: Sequence[Any], fallback: GraphRecord) -> Callable[..., Any]:
+                return _compile_outside_dynamo(gm, inputs, mode, options, fallback)
+
+            return _BackgroundGraph(self, gm, found, bound, key, compile_locally).call
         if prepared.is_plain and found.key == key:
             artifact = found.digest if captured.symints else ""
             recording.note_graph(found.compiled, key, canonical, artifact, captured.device_index)
@@ -253,7 +279,9 @@ class RelayBackend:
             gm,
             prepared,
             found,
-            lambda inputs: _compile_outside_dynamo(gm, inputs, mode, options, symbolic=symbolic),
+            lambda inputs, fallback: _compile_outside_dynamo(
+                gm, inputs, mode, options, fallback, symbolic=symbolic
+            ),
         )
 
     def bound(
@@ -261,7 +289,7 @@ class RelayBackend:
         gm: torch.fx.GraphModule,
         prepared: PreparedGraph,
         found: LoadedArtifact,
-        compile_locally: Callable[[Sequence[Any]], Callable[..., Any]],
+        compile_locally: Callable[[Sequence[Any], GraphRecord], Callable[..., Any]],
     ) -> Callable[..., Any]:
         """What runs as `gm`. Its first call is compared with eager, if a setting says so; an artifact that differs is
         not used, and `compile_locally` of the inputs is."""
@@ -276,15 +304,15 @@ class RelayBackend:
             if self.settings.mode == "require":
                 self.report.raised(error, nodes=nodes)
                 raise error
-            self.fell_back(error, seconds=0.0, nodes=nodes)
-            return compile_locally(inputs)
+            return compile_locally(inputs, self.fell_back(error, seconds=0.0, nodes=nodes))
 
         return CheckedGraph(gm, compiled, found.key, self.report, refuse).call
 
-    def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> None:
+    def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> GraphRecord:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
-        self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
+        record = self.report.fallback(error, key=error.key, seconds=seconds, nodes=nodes)
         self.count_fallback(error)
+        return record
 
     def count_fallback(self, error: RelayError) -> None:
         """At the service."""
@@ -310,9 +338,9 @@ class _BackgroundGraph:
         pending: PendingArtifact,
         prepared: PreparedGraph,
         key: str,
-        compile_locally: Callable[[Sequence[Any]], Callable[..., Any]],
+        compile_locally: Callable[[Sequence[Any], GraphRecord], Callable[..., Any]],
     ) -> None:
-        """compile_locally: for the sizes of a call's inputs."""
+        """compile_locally: for the sizes of a call's inputs; eagerly if that fails, which the record then says."""
         self._relay = relay
         self._gm = gm
         self._pending = pending
@@ -377,7 +405,7 @@ class _BackgroundGraph:
             self._end("fallback", calls, error.code)
             self._relay.report.warn_once(error)
             self._relay.count_fallback(error)
-        return self._compile_locally(inputs)
+        return self._compile_locally(inputs, self._record)
 
     def _end(self, outcome: Outcome, calls: int, reason: str = "") -> None:
         record, run = self._record, self._record.untuned
@@ -393,6 +421,7 @@ class _BackgroundGraph:
             untuned=run,
         )
         self._relay.report.end_background(record, ended)
+        self._record = ended
 
 
 @functools.cache
@@ -411,10 +440,14 @@ def compile(
 ) -> M:
     """`torch.compile(model, backend="torchrelay", ...)`, with the options checked now, not at the first call.
 
-    options: Inductor's, and "torchrelay.background": a graph that is still to be compiled runs eagerly meanwhile.
+    options: Inductor's, those that torch.compile takes for itself (`guard_filter_fn`), and "torchrelay.background": a
+    graph that is still to be compiled runs eagerly meanwhile.
     Raises RuntimeError for a mode or an option that is not known.
     """
-    config.check_options(mode or "default", split_options(options)[1])
+    ours = split_options(options)[1]
+    for name in DYNAMO_OPTIONS:
+        ours.pop(name, None)
+    config.check_options(mode or "default", ours)
     compiled = torch.compile(
         cast(Callable[..., Any], model),
         backend="torchrelay",

@@ -42,6 +42,7 @@ RelayError
     SignatureError          bad_signature        -
     ToolchainMismatch       toolchain_mismatch   -
     ResultsDiffer           results_differ       -    a first call does not give what eager gives
+    LocalCompileFailed      local_compile_failed -    Inductor could not compile it here either: it runs eagerly
     SettingsError           bad_setting          -    a value that cannot be used
     TuningLockError         bad_tuning_lock      -    the tuning lock file is missing, or a line of it is wrong
     JobUnreachable          job_unreachable      -    what the job's processes decide through cannot be reached
@@ -114,12 +115,16 @@ class LimitExceeded(RequestError):
 
 class Unsupported(RequestError):
     code, status = "unsupported", 422
-    hint = "This graph compiles locally; nothing needs to be done"
+    hint = "The service cannot compile this graph for you; docs/fallbacks.md says what can be done"
+    operator: str = ""
+    """The operator that cannot be sent, where it is one."""
+    line: str = ""
+    """`FILE:LINE` of the user's code, where it is known."""
 
 
 class LibraryMismatch(Unsupported):
     code = "library_mismatch"
-    hint = "Install the same version on both sides; until then this graph compiles locally"
+    hint = "Install the same version on both sides"
 
 
 class BadOption(RequestError):
@@ -199,7 +204,7 @@ class OverQuota(ServiceError):
 
 class CompileFailed(ServiceError):
     code, status = "compile_failed", 422
-    hint = "The same graph most likely fails locally too; the message is the compiler's own"
+    hint = 'The message is the compiler\'s own. Report the graph if backend="inductor" compiles it'
 
 
 class SpecializeInputs(CompileFailed):
@@ -242,7 +247,10 @@ class IsolationUnavailable(ServiceError):
 
 class VerifyFailed(ServiceError):
     code, status = "verify_failed", 422
-    hint = "Nothing was published. Compiled here, the graph may be as wrong: compare a step with eager, and report it"
+    hint = (
+        "Nothing was published. Either the code is wrong, and would be here too, or random inputs do not suit the "
+        "graph: compare a step with eager, and report it"
+    )
 
 
 class Unavailable(ServiceError):
@@ -290,7 +298,7 @@ class SizesDiffer(ArtifactError):
 
 class CannotLoad(ArtifactError):
     code = "cannot_load"
-    hint = "The artifact is whole; see what this machine lacks. Until then the graph is compiled here"
+    hint = "The artifact is whole; see what this machine lacks"
 
 
 class SignatureError(ClientError):
@@ -309,6 +317,22 @@ class ResultsDiffer(ClientError):
         "The artifact was not used, and was removed from this machine's cache: Inductor compiles the graph here. "
         "Please report this"
     )
+
+
+class LocalCompileFailed(ClientError):
+    """Not raised: the graph runs eagerly."""
+
+    code = "local_compile_failed"
+    hint = (
+        "It is slower until the service compiles it, or Inductor can here: that needs a C++ compiler (g++), and Triton "
+        "for a GPU. `torchrelay doctor` shows what this machine lacks"
+    )
+
+    @classmethod
+    def of(cls, error: Exception) -> LocalCompileFailed:
+        cause = getattr(error, "inner_exception", None) or error
+        lines = str(cause).strip().splitlines() or [""]
+        return cls(f"Inductor fails here: {type(cause).__name__}: {lines[0][:300]}".rstrip(".: "))
 
 
 class SettingsError(ClientError):

@@ -13,7 +13,6 @@ once and the call says None or False.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import stat
 import time
@@ -25,8 +24,6 @@ from typing import NamedTuple
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ...compiler.own_files import own_folder
 from ..atomic_file import locked, write_atomically
-
-_log = logging.getLogger(__name__)
 
 _HEX = frozenset("0123456789abcdef")
 _TEMPORARY = ".tmp-"
@@ -54,7 +51,6 @@ class DiskCache:
         self._trim_every = trim_every
         self._lock = ForkSafeLock()
         self._puts = 0
-        self._complained = False
 
     def get(self, key: str) -> bytes | None:
         """The artifact's bytes, or None. Marks it as used now. Raises ValueError unless `key` is hex."""
@@ -133,10 +129,11 @@ class DiskCache:
             total -= entry.size
 
     def _complain(self, error: OSError) -> None:
-        with self._lock:
-            first, self._complained = not self._complained, True
-        if first:
-            _log.warning("disk cache %s cannot be used: %s; going on without it", self._root, error)
+        from ..reports.run_report import process_report
+
+        process_report().complain_once(
+            f"disk cache {self._root} cannot be used: {error}; going on without it", about=str(self._root)
+        )
 
 
 def _name(key: str) -> str:

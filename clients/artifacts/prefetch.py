@@ -126,8 +126,8 @@ class Prefetch:
     def _run(self) -> None:
         try:
             gateway = self._prepared()
-        except Exception:  # counted; the graphs fetch for themselves
-            self._failed()
+        except Exception as error:  # counted; the graphs fetch for themselves
+            self._failed(error)
             self._ended.set()
             return
         finally:
@@ -135,8 +135,8 @@ class Prefetch:
         try:
             if self._fetches and self._fetch_all(gateway):
                 self._import_early()
-        except Exception:  # counted; the graphs fetch for themselves
-            self._failed()
+        except Exception as error:  # counted; the graphs fetch for themselves
+            self._failed(error)
         self._report_used(gateway)
         gateway.close()  # with -W error, Python prints at exit of a socket that nobody closed
         self._ended.set()
@@ -173,8 +173,8 @@ class Prefetch:
             artifact = None
             try:
                 artifact = self._fetch(gateway, key, store.trust(), disk)
-            except Exception:  # network, disk, forgery: counted; the graph that needs it fetches it
-                self._failed()
+            except Exception as error:  # network, disk, forgery: counted; the graph that needs it fetches it
+                self._failed(error)
             finally:
                 fetch.set_result(artifact)
         return bool(found)
@@ -235,8 +235,8 @@ class Prefetch:
             try:
                 if batch:
                     self._report(gateway, batch)
-            except Exception:  # counted; the next start prefetches less
-                self._failed()
+            except Exception as error:  # counted; the next start prefetches less
+                self._failed(error)
 
     def _report(self, gateway: GatewayClient, batch: dict[str, bool]) -> None:
         from ...compiler.api import compiles
@@ -245,10 +245,10 @@ class Prefetch:
         used = compiles.ScriptUse(scripts=self._scripts, keys=list(batch), prefetched=early)
         gateway.report_used(used, deadline=_EXIT_SECONDS if self._closing else _REPORT_SECONDS)
 
-    def _failed(self) -> None:
+    def _failed(self, error: Exception) -> None:
         from ..reports.run_report import process_report
 
-        process_report().prefetch_failed()
+        process_report().prefetch_failed(error)
 
     def _close(self) -> None:
         """At exit: give the thread a short time to report what is left."""

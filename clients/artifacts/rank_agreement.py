@@ -46,6 +46,9 @@ the store."""
 _POSTED_BYTES = 256 << 20
 """What one leader has in the store at most for ranks that have not read it yet; the oldest is deleted first."""
 
+_ABSENT = b"\0absent"
+"""No value in the store."""
+
 T = TypeVar("T")
 ObtainArtifact = Callable[[], bytes]
 """Obtains, verifies and loads an artifact, and gives its bytes. Raises RelayError."""
@@ -83,9 +86,10 @@ class AgreementStore:
         self._prefix = prefix
 
     def get(self, name: str) -> bytes | None:
-        name = self._prefix + name
-        # A get waits for a name that is not there.
-        return self._do(lambda: bytes(self._store.get(name)) if self._store.check([name]) else None)
+        # The store's own get waits for a name that is not there, and a name may go after it was looked for. This sets
+        # nothing, and answers what is expected where there is no value.
+        found = self._do(lambda: bytes(self._store.compare_set(self._prefix + name, _ABSENT, _ABSENT)))
+        return None if found == _ABSENT else found
 
     def add(self, name: str, count: int) -> int:
         return self._do(lambda: int(self._store.add(self._prefix + name, count)))

@@ -9,7 +9,6 @@ are revoked.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,8 +24,6 @@ from ...compiler.errors import RelayError, SettingsError, SignatureError
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import locked, write_atomically
 from ..settings import ClientSettings
-
-_log = logging.getLogger(__name__)
 
 FILE = "trust.json"
 _LOCK = ".trust.lock"
@@ -91,7 +88,7 @@ class TrustStore:
         try:
             self.learn(fetch())
         except RelayError as error:
-            _log.warning("the gateway's list of keys could not be fetched: %s", error)
+            _complain(f"the gateway's list of keys could not be fetched: {error}", error.code)
 
     # --- the file ------------------------------------------------------------------------------------------
 
@@ -118,8 +115,14 @@ class TrustStore:
                 others = [record for record in recorded if not _same(record, known)]
                 write_atomically(self._folder / FILE, msgspec.json.encode([*others, known]), synced=True)
         except OSError as error:
-            _log.warning("%s cannot be written: %s; other processes learn this by themselves", FILE, error)
+            _complain(f"{FILE} cannot be written: {error}; other processes learn this by themselves", FILE)
         return known
+
+
+def _complain(text: str, about: str) -> None:
+    from ..reports.run_report import process_report
+
+    process_report().complain_once(text, about=f"trust {about}")
 
 
 def _read(path: Path) -> list[KnownKeys]:
@@ -129,7 +132,7 @@ def _read(path: Path) -> list[KnownKeys]:
     except FileNotFoundError:
         return []
     except (OSError, SettingsError, msgspec.MsgspecError) as error:
-        _log.warning("%s cannot be read: %s; revocations learned before are not known", path, error)
+        _complain(f"{path} cannot be read: {error}; revocations learned before are not known", str(path))
         return []
 
 

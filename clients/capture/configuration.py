@@ -8,7 +8,7 @@ changing the key.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -19,6 +19,8 @@ from ...compiler.torch_internals.inductor import config, config_modules, environ
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Options = list[tuple[str, schema.OptionValue]]
+DYNAMO_OPTIONS = ("guard_filter_fn", "use_aoti")
+"""Options that torch.compile takes out for itself: no back end sees them."""
 BACKGROUND = "torchrelay.background"
 """The one option that is ours: whether a graph that is still to be compiled runs eagerly meanwhile."""
 
@@ -33,6 +35,14 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[bool | None, dict[
             f"Unexpected type of attr {BACKGROUND}, got {type(background).__name__} should be bool"
         )
     return background, theirs
+
+
+def portable_mode(mode: str, options: Mapping[str, Any]) -> tuple[Mode, Mapping[str, Any]]:
+    """The mode and options of a request. A mode that a request has no name for is sent as the options for which it
+    stands."""
+    if mode in get_args(Mode):
+        return cast(Mode, mode), options
+    return "default", {**config.mode_options(mode), **options}
 
 
 def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options, Options, bool]:

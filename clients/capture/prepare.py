@@ -16,6 +16,7 @@ from ...compiler.request import schema
 from ...compiler.torch_internals.dynamo import aliasing
 from .configuration import Mode
 from .dtensor_edges import LocalGraph, to_local_tensors
+from .float_inputs import with_constants
 from .held_tensors import HoistedGraph, hoist_tensors
 from .locked_tunings import LockedTunings
 from .request import CapturedGraph, capture
@@ -60,7 +61,7 @@ def prepare(
     lock: LockedTunings | None = None,
 ) -> PreparedGraph:
     """Capture `gm` and leave it unchanged. Raises as `capture` does, and BindingMismatch."""
-    hoisted = hoist_tensors(gm, example_inputs)
+    hoisted = hoist_tensors(with_constants(gm), example_inputs)
     local = to_local_tensors(hoisted.gm, hoisted.inputs)
     if local.gm is not gm:  # a copy has what its nodes name; capture() looks at it alone
         refuse_annotations(gm)

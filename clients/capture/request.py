@@ -17,7 +17,7 @@ from msgspec import Struct
 from ...compiler.errors import BadExpression, Unsupported
 from ...compiler.graph import encode
 from ...compiler.graph.ambient import read_ambient
-from ...compiler.graph.annotations import eager_nodes
+from ...compiler.graph.annotations import eager_nodes, user_line
 from ...compiler.graph.toolchain import local_library, local_target, local_toolchain
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema, size_expr
@@ -25,6 +25,7 @@ from ...compiler.request.operator_table.libraries import libraries_of
 from ...compiler.torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
 from ...compiler.torch_internals.dynamo.types import FakeTensor, ShapeEnv
 from .configuration import Mode, read_configuration
+from .float_inputs import symbolic_floats
 from .locked_tunings import LockedTunings
 from .triton_sources import KernelSources
 
@@ -60,8 +61,9 @@ def capture(
     values = _placeholder_values(gm, example_inputs)
     groups_of_storage = _storage_groups(values)
     bases = _bases(values, groups_of_storage)
+    floats = symbolic_floats(gm)
     symbols = _Symbols([*values, *(base for base, _ in bases)])
-    inputs = _inputs(values, gm, symbols, groups_of_storage)
+    inputs = _inputs(values, gm, symbols, groups_of_storage, floats)
     sources = KernelSources()
     encoded, constants = encode.encode_graph(gm, symbols=symbols.names, kernels=sources.position)
     index = _device_index(gm, values)
@@ -91,23 +93,28 @@ def capture(
     )
     if lock is not None:
         request = lock.pin(request)
-    floats = {
-        position: symbolic_shapes.symfloat_name(fake_tensors.item_memo(values[position])) or ""
-        for position, spec in enumerate(inputs)
-        if isinstance(spec, schema.TensorInput) and spec.number is not None
-    }
-    return CapturedGraph(request, symbols.symints(), index, cudagraphs, floats, dict(groups or {}))
+    names = {position: symbolic_shapes.symfloat_name(number) or "" for position, number in floats.items()}
+    return CapturedGraph(request, symbols.symints(), index, cudagraphs, names, dict(groups or {}))
 
 
 def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Each placeholder's fake (symbolic) value, or the example itself where Dynamo left none."""
+    """Each placeholder's fake (symbolic) value, or the example itself where Dynamo left none. Raises Unsupported for a
+    tensor that is not a plain one."""
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(example_inputs):
         raise Unsupported(f"the graph has {len(placeholders)} placeholders and {len(example_inputs)} inputs")
-    return [
+    values = [
         node.meta.get("example_value", example)
         for node, example in zip(placeholders, example_inputs, strict=True)
     ]
+    for position, (node, value) in enumerate(zip(placeholders, values, strict=True)):
+        if isinstance(value, torch.Tensor) and (what := _why_not_plain(value)):
+            line = next(filter(None, map(user_line, node.users)), "")
+            at = f", used at {line}" if line else ""
+            error = Unsupported(f"input {position} ({node.name}{at}) {what}")
+            error.line = line
+            raise error
+    return values
 
 
 class _Symbols:
@@ -181,7 +188,11 @@ class _Symbols:
 
 
 def _inputs(
-    values: Sequence[Any], gm: torch.fx.GraphModule, symbols: _Symbols, groups: Mapping[int, int]
+    values: Sequence[Any],
+    gm: torch.fx.GraphModule,
+    symbols: _Symbols,
+    groups: Mapping[int, int],
+    floats: Mapping[int, torch.SymFloat],
 ) -> list[schema.Input]:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     reaches_past = _reads_past_a_view(gm)
@@ -193,6 +204,7 @@ def _inputs(
             groups.get(position, -1),
             symbols,
             reaches_past,
+            floats.get(position),
         )
         for position, (value, node) in enumerate(zip(values, placeholders, strict=True))
     ]
@@ -228,7 +240,10 @@ def _described_bases(
     for base, views in bases:
         tensor: Any = next((position for position in groups if values[position] is base), None)
         if tensor is None:
-            tensor = _input(f"what input {views[0]} is a view of", base, "", groups[views[0]], symbols, False)
+            where = f"what input {views[0]} is a view of"
+            if what := _why_not_plain(base):
+                raise Unsupported(f"{where} {what}")
+            tensor = _input(where, base, "", groups[views[0]], symbols, False)
         found.append(schema.Base(tensor=tensor, views=views))
     return found
 
@@ -240,7 +255,13 @@ def _reads_past_a_view(gm: torch.fx.GraphModule) -> bool:
 
 
 def _input(
-    where: str, value: Any, static_address: str, storage: int, symbols: _Symbols, reaches_past: bool
+    where: str,
+    value: Any,
+    static_address: str,
+    storage: int,
+    symbols: _Symbols,
+    reaches_past: bool,
+    number: torch.SymFloat | None = None,
 ) -> schema.Input:
     if isinstance(value, torch.SymInt):
         return schema.SymIntInput(expr=str(symbols.text(value)))
@@ -248,7 +269,6 @@ def _input(
         return schema.ScalarInput(value=value)
     if not isinstance(value, torch.Tensor):
         raise Unsupported(f"{where} is a {type(value).__name__}")
-    _check_plain(where, value)
     offset = symbols.text(value.storage_offset())
     stored = value.untyped_storage().nbytes()
     needs_storage = storage >= 0 or offset != 0
@@ -266,30 +286,19 @@ def _input(
         static_address=cast('Literal["", "guarded", "unguarded"]', static_address),
         storage=storage,
         storage_bytes=symbols.text(stored) if needs_storage else 0,
-        number=_number(where, value),
+        number=None if number is None else symbolic_shapes.symfloat_hint(number),
     )
 
 
-def _check_plain(where: str, value: torch.Tensor) -> None:
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-    if not plain:
-        raise Unsupported(f"{where} is a tensor subclass, {type(value).__name__}")
+def _why_not_plain(value: torch.Tensor) -> str:
+    """What keeps a tensor from being described; '' if nothing does."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
+        return f"is a tensor subclass, {type(value).__name__}"
     if value.layout != torch.strided or value.is_quantized or value.is_mkldnn or value.is_nested:
-        raise Unsupported(f"{where} is not a plain strided tensor")
+        return "is not a plain strided tensor"
     if value.is_conj() or value.is_neg():
-        raise Unsupported(f"{where} is a lazily conjugated or negated view")
-    if value.device.type not in ("cpu", "cuda"):
-        raise Unsupported(f"{where} lives on {value.device.type}")
-
-
-def _number(where: str, value: torch.Tensor) -> float | None:
-    """The example value of a tensor that stands for a symbolic Python float."""
-    number = fake_tensors.item_memo(value)
-    if number is None:
-        return None
-    if not isinstance(number, torch.SymFloat) or symbolic_shapes.symfloat_name(number) is None:
-        raise Unsupported(f"{where} is a symbolic Python {type(number).__name__}")
-    return symbolic_shapes.symfloat_hint(number)
+        return "is a lazily conjugated or negated view"
+    return "" if value.device.type in ("cpu", "cuda") else f"lives on {value.device.type}"
 
 
 def _device_index(gm: torch.fx.GraphModule, values: Sequence[Any]) -> int | None:

@@ -1,8 +1,8 @@
 """Counts what happened in this process: outcomes, errors and seconds of all graphs.
 
-A fallback to local compilation warns once for each error code and counts every time. The report holds counts, keys and
-error codes, nothing of the graph, and with programs why functions were traced. At exit each process writes a RunRecord
-to the state folder; `torchrelay explain` shows these.
+A fallback to local compilation warns once for each error code, and for each operator that cannot be sent; it counts
+every time. Of graphs the report holds counts, keys, error codes and operators that cannot be sent; with programs, why
+functions were traced. At exit each process writes a RunRecord to the state folder; `torchrelay explain` shows these.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 from collections import Counter, deque
@@ -24,19 +25,28 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler import decoding
-from ...compiler.errors import ClientError, RelayError, ResultsDiffer
+from ...compiler.errors import (
+    ArtifactError,
+    ClientError,
+    RelayError,
+    ResultsDiffer,
+    SignatureError,
+    Unsupported,
+)
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically
 from ..settings import LauncherInfo
+from . import user_code
 from .start_trace import About, StartTrace
 
 _log = logging.getLogger(__name__)
 
 Outcome = Literal[
-    "hit", "disk_hit", "miss", "coalesced", "shared", "background", "untuned", "fallback", "raised"
+    "hit", "disk_hit", "miss", "coalesced", "shared", "background", "untuned", "fallback", "eager", "raised"
 ]
 """shared: another process of the job fetched it. background: it runs eagerly, or untuned, while the service compiles
-it. untuned: it stays so, because the search failed. raised: the error went to the program, in mode `require`."""
+it. untuned: it stays so, because the search failed. eager: a fallback that Inductor could not compile here either.
+raised: the error went to the program, in mode `require`."""
 Stage = Literal[
     "lookup", "digests", "guards", "install", "trace", "encode", "key", "wait", "fetch", "verify", "load"
 ]
@@ -91,6 +101,15 @@ class TracedFunction(Struct, frozen=True):
     reason: str
 
 
+class RefusedOperator(Struct, frozen=True):
+    """An operator that the service does not take. line: `FILE:LINE` of its first use, '' if that is not known. graphs:
+    how many fell back, or raised, because of it."""
+
+    operator: str
+    line: str
+    graphs: int
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """A process's counts so far.
 
@@ -102,11 +121,12 @@ class Report(Struct, frozen=True, kw_only=True):
     functions that were traced although programs are on, and why; the first 1000. checked: graphs whose first call was
     compared with eager; those that differed are among the fallbacks too. unchecked: those for which that was not
     possible. background: run eagerly or untuned now, while the service compiles them. untuned: run now without the
-    search that was asked for, because it has not ended or has failed. fallbacks: compiled locally, by error code.
-    alone: graphs on which this process decided without the other processes of its job, by error code. autotune_hits:
-    kernels that Triton or Helion did not measure because the team had. autotune_failures: exchanges of such winners
-    that failed, by error code. seconds: by stage, all graphs
-    together. graphs: the latest 1000, and after them those in the background.
+    search that was asked for, because it has not ended or has failed. fallbacks: not served, and compiled locally, by
+    error code. eager: how many of these run eagerly, because Inductor could not compile them here. refused: operators
+    that cannot be sent. alone: graphs on which this process decided without the other processes of its job, by error
+    code. autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures:
+    exchanges of such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest
+    1000, and after them those in the background.
     """
 
     hits: int
@@ -125,6 +145,8 @@ class Report(Struct, frozen=True, kw_only=True):
     background: int
     untuned: int
     fallbacks: dict[str, int]
+    eager: int
+    refused: tuple[RefusedOperator, ...]
     alone: dict[str, int]
     autotune_hits: int
     autotune_failures: dict[str, int]
@@ -135,7 +157,7 @@ class Report(Struct, frozen=True, kw_only=True):
 class RunRecord(Struct, frozen=True, kw_only=True):
     """One process that compiled something. program: the script's name without folders. ended: seconds since 1970. run:
     the same text in all ranks that one launcher started on this machine, '' for a process without a launcher. programs,
-    programs_checked, programs_stale, traced: as in Report."""
+    programs_checked, programs_stale, traced, refused: as in Report."""
 
     program: str
     pid: int
@@ -147,6 +169,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     programs_checked: int = 0
     programs_stale: int = 0
     traced: tuple[TracedFunction, ...] = ()
+    refused: tuple[RefusedOperator, ...] = ()
 
 
 class LastRun(Struct, frozen=True, kw_only=True):
@@ -164,6 +187,8 @@ class RunReport:
         self._lock = ForkSafeLock()
         self._outcomes: Counter[Outcome] = Counter()
         self._fallbacks: Counter[str] = Counter()
+        self._refused: dict[str, RefusedOperator] = {}
+        self._eager = 0
         self._alone: Counter[str] = Counter()
         self._autotune_hits = 0
         self._autotune_failures: Counter[str] = Counter()
@@ -179,7 +204,9 @@ class RunReport:
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._background: list[GraphRecord] = []
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
+        self._complained: set[str] = set()
+        self._frame = threading.local()
         self._written: set[Path] = set()
 
     def begin_trace(self) -> StartTrace:
@@ -199,6 +226,16 @@ class RunReport:
             self._seconds[stage] += seconds
         if self._trace is not None and seconds:
             self._trace.add("stage", stage, ended - seconds, ended, about)
+
+    def add_trace_seconds(self, seconds: float) -> None:
+        """Adds Dynamo's tracing of a frame. seconds: since it began on the frame. Of a frame that is traced again, only
+        what this thread has spent since it left the back end is added."""
+        spent = time.perf_counter() - getattr(self._frame, "back_end_left", 0.0)
+        self.add_seconds("trace", min(seconds, spent))
+
+    def end_of_backend(self) -> None:
+        """From here on this thread is in Dynamo again, or in the program."""
+        self._frame.back_end_left = time.perf_counter()
 
     @contextlib.contextmanager
     def timed(self, stage: Stage) -> Iterator[None]:
@@ -236,15 +273,35 @@ class RunReport:
             seconds = time.perf_counter() - began
         self._append(GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes), began)
 
-    def fallback(self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0) -> None:
-        """Counts a graph that is compiled locally because of `error`, and warns if its code is new."""
-        self._append(
-            GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
-        )
+    def fallback(
+        self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0
+    ) -> GraphRecord:
+        """Counts a graph that is compiled locally because of `error`, and warns if its code or its operator is new."""
+        record = GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
+        self._append(record)
+        self._count_refused(error)
         self.warn_once(error)
+        return record
+
+    def runs_eagerly(self, fallback: GraphRecord, error: RelayError) -> None:
+        """Counts a graph that fell back, and that Inductor could not compile here because of `error`: it runs as it is.
+        Warns the first time."""
+        with self._lock:
+            self._eager += 1
+            for position, listed in enumerate(self._graphs):
+                if listed is fallback:
+                    self._graphs[position] = msgspec.structs.replace(fallback, outcome="eager")
+        self.warn_once(error, "not compiled, a graph runs eagerly")
+
+    def _count_refused(self, error: RelayError) -> None:
+        if isinstance(error, Unsupported) and error.operator:
+            with self._lock:
+                known = self._refused.get(error.operator, RefusedOperator(error.operator, error.line, 0))
+                self._refused[error.operator] = msgspec.structs.replace(known, graphs=known.graphs + 1)
 
     def raised(self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
         """Lists a graph whose error is raised; it counts as neither served nor compiled."""
+        self._count_refused(error)
         self._append(
             GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
         )
@@ -329,22 +386,40 @@ class RunReport:
             if len(self._traced) < _TRACED_KEPT:
                 self._traced[TracedFunction(function, reason)] = None
 
-    def prefetch_failed(self) -> None:
+    def prefetch_failed(self, error: Exception) -> None:
         with self._lock:
             self._prefetch_failures += 1
+        self.not_used("a prefetched artifact", error)
+
+    def not_used(self, what: str, error: Exception) -> None:
+        """Logs that something which was fetched without being waited for is not used: the first time as a warning if it
+        was damaged or forged, else at level info."""
+        if isinstance(error, ArtifactError | SignatureError):
+            self.complain_once(f"{what} is not used: {error}", about=f"{what} {error.code}")
+        else:
+            _log.info("torchrelay: %s is not used: %s: %s", what, type(error).__name__, error)
+
+    def complain_once(self, text: str, *, about: str) -> None:
+        """Logs as a warning what concerns no graph, once for each `about` in a process; then at level info."""
+        with self._lock:
+            first = about not in self._complained
+            self._complained.add(about)
+        _log.log(logging.WARNING if first else logging.INFO, "torchrelay: %s", text)
 
     def warn_once(self, error: RelayError, what: str = "compiled locally") -> None:
-        """Warns once for each error code in a process, and for each artifact that differs from eager; later ones are
-        logged at level info. what: became of the graph. Raises FallbackWarning only if a filter names it."""
+        """Warns once for each error code in a process, for each artifact that differs from eager, and for each operator
+        that cannot be sent, at the user's line; later ones are logged at level info. what: became of the graph. Raises
+        FallbackWarning only if a filter names it."""
+        cause = str(error) if isinstance(error, ResultsDiffer) else error.code
+        operator, line = (error.operator, error.line) if isinstance(error, Unsupported) else ("", "")
         with self._lock:
-            cause = str(error) if isinstance(error, ResultsDiffer) else error.code
-            first = cause not in self._warned
-            self._warned.add(cause)
+            first = (cause, operator) not in self._warned
+            self._warned.add((cause, operator))
         text = f"torchrelay: {what}: {error}"
         if not first:
             _log.info("%s", text)
             return
-        _warn(text, FallbackWarning)
+        _warn(text, FallbackWarning, line)
 
     def snapshot(self) -> Report:
         with self._lock:
@@ -366,6 +441,8 @@ class RunReport:
                 untuned=self._outcomes["untuned"]
                 + sum(each.untuned is not None for each in self._background),
                 fallbacks=dict(self._fallbacks),
+                eager=self._eager,
+                refused=tuple(self._refused.values()),
                 alone=dict(self._alone),
                 autotune_hits=self._autotune_hits,
                 autotune_failures=dict(self._autotune_failures),
@@ -431,6 +508,7 @@ class RunReport:
             programs_checked=found.programs_checked,
             programs_stale=found.programs_stale,
             traced=found.traced,
+            refused=found.refused,
         )
         try:
             data = msgspec.json.encode(record)
@@ -440,10 +518,11 @@ class RunReport:
             _log.info("the run's record could not be left in %s: %s", path, error)
 
 
-def _warn(text: str, category: type[Warning]) -> None:
-    """Raises the warning only if a filter names its class."""
+def _warn(text: str, category: type[Warning], line: str = "") -> None:
+    """Warn at `FILE:LINE`, or at the user's call. Raises the warning only if a filter names its class."""
+    file, number = user_code.place(line)
     try:
-        warnings.warn(text, category, stacklevel=4)
+        warnings.warn_explicit(text, category, file, number)
     except category:
         matching = (f[2] for f in warnings.filters if issubclass(category, f[2]))
         if next(matching, None) is category:

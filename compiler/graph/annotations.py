@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -32,6 +34,8 @@ INERT_NODE_META = frozenset(
         "source_fn_stack",
         "stack_trace",
         "torch_fn",
+        # keeps Dynamo's own pass from removing an assertion that it added; AOTAutograd traces the graph anew
+        "_fx_runtime_assert_preserve",
         # read when inputs are encoded, or computed again on the worker from the inputs' specifications
         "example_value",
         "fake_result",
@@ -80,7 +84,9 @@ def _refuse(name: str, gm: torch.fx.GraphModule) -> None:
             named.add(str(node.target).split(".")[0])
         for key, value in node.meta.items():
             if key not in INERT_NODE_META and _is_set(value) and (key, value) != ("custom", EAGER):
-                raise Unsupported(f"node '{node.name}' has the annotation {key!r}, which cannot be sent")
+                refused = Unsupported(f"node '{node.name}' has the annotation {key!r}, which cannot be sent")
+                refused.line = user_line(node)
+                raise refused
     for child, module in gm.named_children():
         if isinstance(module, torch.fx.GraphModule) and child not in named:
             raise Unsupported(
@@ -115,6 +121,17 @@ def mark_eager(gm: torch.fx.GraphModule, paths: Sequence[Sequence[int]]) -> None
     for *subgraphs, position in paths:
         module = functools.reduce(lambda outer, index: getattr(outer, f"subgraph_{index}"), subgraphs, gm)
         list(module.graph.nodes)[position].meta["custom"] = dict(EAGER)
+
+
+_CALL = re.compile(r'File "(.+)", line (\d+), in ')
+_PYTORCH = f"{Path(torch.__file__).parent}/"
+
+
+def user_line(node: torch.fx.Node) -> str:
+    """`FILE:LINE` from which a node comes: of the innermost call that is not PyTorch's own; '' if Dynamo left none."""
+    calls = _CALL.findall(node.meta.get("stack_trace") or "")
+    outside = [call for call in calls if not call[0].startswith(_PYTORCH)]
+    return ":".join((outside or calls)[-1]) if calls else ""
 
 
 def _is_set(value: object) -> bool:

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import torch
 
-from ..errors import BadExpression, LimitExceeded, Unsupported
+from ..errors import BadExpression, LimitExceeded, RelayError, Unsupported
 from ..request import allowed_names, codec, schema, size_expr, triton_source
 from ..request.operator_table import table
 from ..torch_internals.dynamo import kernel_side_table, operators, symbolic_shapes
 from ..torch_internals.dynamo.types import OpOverload
 from . import triton_kernels
-from .annotations import refuse_annotations
-from .targets import target_name
+from .annotations import refuse_annotations, user_line
+from .targets import not_in_table, target_name
 from .torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -64,6 +64,21 @@ def encode_constant(tensor: torch.Tensor) -> schema.Constant:
     )
 
 
+def _refused(node: torch.fx.Node, why: str, called: str = "") -> Unsupported:
+    where = user_line(node)
+    at = f" at {where}" if where else ""
+    error = Unsupported(f"node '{node.name}' ({node.op}{at}): {why}")
+    error.operator, error.line = called or _called(node), where
+    return error
+
+
+def _called(node: torch.fx.Node) -> str:
+    """The operator that a node calls; '' if it calls none."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    return target_name(node.target) if node.op == "call_function" else ""
+
+
 class _Encoder:
     """Encodes one request's graphs; has what they share: constants, the devices they use, the number of nodes."""
 
@@ -106,10 +121,12 @@ class _Encoder:
                     nodes.append(schema.Node(op="get_attr", target="", args=[held]))
                 else:
                     nodes.append(self._node(node, position))
-            except Unsupported as error:
-                if depth == 1 or "node '" not in error.message:
-                    raise Unsupported(f"node '{node.name}' ({node.op}): {error.message}") from None
-                raise
+            except RelayError as error:
+                if not isinstance(error, Unsupported) or error.line or "node '" in error.message:
+                    raise
+                raise _refused(node, error.message, error.operator) from None
+            except Exception as error:  # a kind of value that PyTorch itself cannot read here
+                raise _refused(node, f"{type(error).__name__}: {error}") from error
             position[node] = len(position)
         return schema.Graph(nodes=nodes, subgraphs=subgraphs)
 
@@ -131,9 +148,7 @@ class _Encoder:
             case "call_method":
                 target = str(node.target)
                 if target not in table.load(torch.__version__).methods:
-                    raise Unsupported(
-                        f"method Tensor.{target} is not in the table for torch {torch.__version__}"
-                    )
+                    raise not_in_table(f"Tensor.{target}", "method")
             case _:
                 raise Unsupported(f"{node.op} of {type(node.target).__name__} {node.target}")
         args, kwargs = list(node.args), dict(node.kwargs)

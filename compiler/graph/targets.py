@@ -38,7 +38,14 @@ def target_name(fn: Any) -> str:
         if found is not None:
             return found
         name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-    raise Unsupported(f"operator {name} is not in the table for torch {ops.torch}")
+    raise not_in_table(name)
+
+
+def not_in_table(name: str, kind: str = "operator") -> Unsupported:
+    """The error for an operator that a request cannot name."""
+    error = Unsupported(f"{kind} {name} is not in the table for torch {table.load(torch.__version__).torch}")
+    error.operator = name
+    return error
 
 
 def resolve_target(name: str) -> Any:

@@ -105,13 +105,14 @@ def compile_program(
         except TypeError as error:
             raise Unsupported(f"the compiled graph cannot be saved: {error}") from error
         except Exception as error:
-            specialized = backend_interface.symbols_to_specialize(error)
-            if specialized is not None:
-                raise SpecializeInputs.at(
-                    position
-                    for position, number in program.numbers.items()
-                    if symbolic_shapes.symfloat_name(number) in specialized
-                ) from None
+            specialized = backend_interface.symbols_to_specialize(error) or ()
+            positions = [
+                position
+                for position, number in program.numbers.items()
+                if symbolic_shapes.symfloat_name(number) in specialized
+            ]
+            if positions:
+                raise SpecializeInputs.at(positions) from None
             raise _failure(error) from error
     return CompiledProgram(run, bundle, building, guards_of(program, request.relations), halves)
 

@@ -52,7 +52,8 @@ torch._C: _get_math_sdp_allow_fp16_bf16_reduction (); _get_sdp_priority_order ()
 torch._C._autograd: _top_saved_tensors_default_hooks
 torch._C._dynamo.guards: compute_overlapping_tensors
 torch._dynamo.exc: ShortenTraceback; TensorifyScalarRestartAnalysis
-torch._dynamo.symbolic_convert: TensorifyState.force_specializations; .specialize (index)
+torch._dynamo.symbolic_convert: TensorifyState.force_specializations; .should_specialize (index);
+    .specialize (index)
 torch._dynamo.utils: MetricsContext._start_time_ns; .in_progress (); get_metrics_context ()
 torch._functorch.config: get_config_copy (); patch
 torch._higher_order_ops.triton_kernel_wrap: kernel_side_table.add_constant_args (args); .add_kernel (kernel);

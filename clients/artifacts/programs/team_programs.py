@@ -23,6 +23,7 @@ from ....compiler.artifact.programs.shared import SLOTS, ProgramUpload
 from ....compiler.errors import ArtifactError, Forbidden, LimitExceeded, NotFound, SignatureError
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ...gateway.compile_client import GatewayClient
+from ...reports.run_report import process_report
 from ..disk_cache import DiskCache
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class TeamPrograms:
         try:
             return shared.unpack(self._verify(file, key))
         except (ArtifactError, SignatureError) as error:
-            _log.info("torchrelay: a program on this machine is removed: %s", error)
+            process_report().not_used("a program on this machine", error)
             if self._files.pop(key, None) is not None:
                 self._absent.add(key)
             self._disk.remove(key)
@@ -162,5 +163,7 @@ class TeamPrograms:
 
     def _failed(self, what: str, error: Exception) -> None:
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
-        level = logging.WARNING if isinstance(error, SignatureError) else logging.INFO
-        _log.log(level, "torchrelay: a program cannot be %s: %s", what, error)
+        if isinstance(error, ArtifactError | SignatureError):
+            process_report().not_used("a program of the team", error)
+        else:
+            _log.info("torchrelay: a program cannot be %s: %s", what, error)

@@ -31,6 +31,7 @@ _OUTCOMES = {
     "background": "miss, ran eagerly to the end",
     "untuned": "compiled without a search",
     "fallback": "compiled locally",
+    "eager": "not compiled, runs eagerly",
     "raised": "error",
 }
 
@@ -150,6 +151,12 @@ def _show_run(console: Console, run: LastRun) -> None:
                 for index, graph in enumerate(process.graphs)
             ],
         )
+        for refused in process.refused:
+            at = f", first at {refused.line}" if refused.line else ""
+            console.print(
+                Text(output.shown(f"  cannot be sent: {refused.operator} ({refused.graphs} graphs{at})")),
+                soft_wrap=True,
+            )
         if process.programs or process.programs_checked or process.traced:
             traced = len({each.function for each in process.traced})
             console.print(

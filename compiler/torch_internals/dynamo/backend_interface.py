@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,11 +21,21 @@ def symbols_to_specialize(error: BaseException) -> frozenset[str] | None:
     return frozenset(TensorifyState.force_specializations)
 
 
-def restart_analysis(specialized: Iterable[str]) -> BaseException:
-    """The exception that makes Dynamo trace its frame again, with these symbolic floats as constants."""
+def is_specialized(name: str) -> bool:
+    """Whether Dynamo has been asked for this symbolic float as a constant, by `restart_analysis` or by Inductor."""
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    return TensorifyState.should_specialize(name)
+
+
+def restart_analysis(specialized: Collection[str]) -> BaseException | None:
+    """The exception that makes Dynamo trace its frame again, with these symbolic floats as constants; None if it has
+    been asked for all of them before: it would come to the same graph, again and again."""
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
 
+    if all(map(is_specialized, specialized)):
+        return None
     for name in specialized:
         TensorifyState.specialize(name)
     return TensorifyScalarRestartAnalysis()
@@ -47,6 +57,15 @@ def default_backend() -> Any:
 def uncompiled(module: Any) -> Any:
     """The module that torch.compile wrapped (torch._dynamo.eval_frame.OptimizedModule._orig_mod); else `module`."""
     return getattr(module, "_orig_mod", module)
+
+
+def is_dynamos_own(error: BaseException) -> bool:
+    """Whether a back end's error is one that Dynamo handles: it traces the frame again, breaks the graph, leaves the
+    frame alone, or gives it to the user as it is (OutputGraph._call_user_compiler)."""
+    from torch._dynamo import exc
+
+    kinds: tuple[type[BaseException], ...] = (exc.RestartAnalysis, exc.SkipFrame, exc.UserError, IndexError)
+    return isinstance(error, kinds + tuple(getattr(exc, "exceptions_allowed_to_be_fallback", ())))
 
 
 def is_user_error(error: BaseException) -> bool:

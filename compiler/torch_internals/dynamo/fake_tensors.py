@@ -65,9 +65,10 @@ def view_of(
     return made
 
 
-def item_memo(tensor: torch.Tensor) -> Any:
-    """FakeTensor.item_memo: a symbolic float, for a tensor that stands for a Python number; else None."""
-    return getattr(tensor, "item_memo", None)
+def item_memo(value: Any) -> Any:
+    """FakeTensor.item_memo: what `.item()` of a fake scalar answers, if that is known; else None. Every 0-d int64 or
+    float64 tensor on the CPU that comes into a graph has one, whether the graph reads it or not."""
+    return getattr(value, "item_memo", None)
 
 
 def set_item_memo(tensor: torch.Tensor, value: Any) -> None:

@@ -76,9 +76,14 @@ def new_symfloat(env: ShapeEnv, name: str, hint: float) -> torch.SymFloat:
     return node
 
 
-def symfloat_name(value: torch.SymFloat) -> str | None:
-    """The symbol a symbolic float is, by name; None for an expression."""
-    symbol = value.node._expr
+def is_backed(value: torch.SymFloat) -> bool:
+    """Whether a symbolic float has an example value (SymNode.hint): it does not depend on data."""
+    return value.node.hint is not None
+
+
+def symfloat_name(value: Any) -> str | None:
+    """The symbol a symbolic float is, by name; None for an expression, and for what is none."""
+    symbol = value.node._expr if isinstance(value, torch.SymFloat) else None
     return symbol.name if isinstance(symbol, sympy.Symbol) else None
 
 

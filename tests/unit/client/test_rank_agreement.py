@@ -284,3 +284,31 @@ def test_the_first_rank_says_how_a_graph_begins(rank: Callable[..., StoreAgreeme
 
 def test_a_process_without_a_store_has_none() -> None:
     assert job_store.job_store(None, SECONDS) is None
+
+
+def test_a_name_that_goes_while_it_is_read_is_not_waited_for(server: list[dist.TCPStore]) -> None:
+    """As a chunk that its leader drops. A wait would end the job's agreement for this rank."""
+    endpoint = (server[0].host, server[0].port)
+    writer, reader = (
+        AgreementStore(job_store.job_store(endpoint, timedelta(seconds=1)), "torchrelay/job/")
+        for _ in range(2)
+    )
+    names = [f"chunk/{number}" for number in range(2000)]
+
+    def come_and_go() -> None:
+        for name in names:
+            writer.put(name, b"\0data")
+            writer.delete(name)
+        writer.put("end", b"1")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        seen = set()
+        while reader.get("end") is None:
+            seen |= {reader.get(name) for name in names[:: len(names) // 50]}
+        for name in names:
+            assert reader.get(name) is None
+    finally:
+        thread.join()
+    assert seen <= {None, b"\0data"}

@@ -17,6 +17,7 @@ from torchrelay.clients.reports.run_report import (
     STAGES,
     FallbackWarning,
     GraphRecord,
+    RefusedOperator,
     RunReport,
     StaleProgramWarning,
     UntunedRun,
@@ -27,7 +28,10 @@ from torchrelay.compiler.errors import (
     CompileTimeout,
     GatewayUnreachable,
     JobUnreachable,
+    LocalCompileFailed,
     NoWorker,
+    SignatureError,
+    Unsupported,
 )
 
 
@@ -110,6 +114,62 @@ def test_a_fallback_warns_once_for_each_code_and_counts_every_time() -> None:
     assert found.fallbacks == {"no_worker": 2, "compile_timeout": 1}
     assert [g.reason for g in found.graphs] == ["no_worker", "no_worker", "compile_timeout"]
     assert {g.outcome for g in found.graphs} == {"fallback"}
+
+
+def refused(operator: str, line: str = "") -> Unsupported:
+    error = Unsupported(f"operator {operator} is not in the table")
+    error.operator, error.line = operator, line
+    return error
+
+
+def test_each_operator_that_cannot_be_sent_is_named_once_at_the_users_line() -> None:
+    run = RunReport()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for operator, line in (("a.one", "/m.py:7"), ("a.two", ""), ("a.one", "/m.py:9")):
+            run.fallback(refused(operator, line))
+    assert [str(w.message).split()[4] for w in caught] == ["a.one", "a.two"]
+    assert (caught[0].filename, caught[0].lineno) == ("/m.py", 7)
+    assert caught[1].filename == __file__
+    found = run.snapshot()
+    assert found.fallbacks == {"unsupported": 3}
+    assert found.refused == (RefusedOperator("a.one", "/m.py:7", 2), RefusedOperator("a.two", "", 1))
+
+
+def test_a_graph_that_inductor_cannot_compile_here_either_counts_as_eager_and_warns_once() -> None:
+    run = RunReport()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            record = run.fallback(NoWorker("nobody"))
+            run.runs_eagerly(record, LocalCompileFailed.of(OSError("no g++\nmore")))
+    assert [str(w.message).partition(": ")[2][:40] for w in caught] == [
+        "compiled locally: nobody. Start a worker",
+        "not compiled, a graph runs eagerly: Indu",
+    ]
+    assert "Inductor fails here: OSError: no g++. It is slower" in str(caught[1].message)
+    found = run.snapshot()
+    assert (found.eager, found.fallbacks) == (2, {"no_worker": 2})
+    assert [graph.outcome for graph in found.graphs] == ["eager", "eager"]
+
+
+def test_a_forged_prefetch_is_a_warning_and_a_lost_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    run = RunReport()
+    for error in (GatewayUnreachable("gone"), SignatureError("signed by nobody"), SignatureError("again")):
+        run.prefetch_failed(error)
+    assert run.snapshot().prefetch_failures == 3
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert told.startswith("torchrelay: a prefetched artifact is not used: signed by nobody")
+
+
+def test_a_frame_that_is_traced_again_counts_only_what_it_took_again() -> None:
+    run = RunReport()
+    run.add_trace_seconds(5.0)
+    run.end_of_backend()
+    run.add_trace_seconds(
+        90.0
+    )  # since Dynamo began on the frame: the first try, and the wait for the service
+    assert 5.0 < run.snapshot().seconds["trace"] < 10.0
 
 
 def test_an_error_that_is_raised_is_listed_and_counts_as_nothing_else() -> None:
