@@ -266,6 +266,46 @@ def test_kernel_options_are_words(name: str, value: Any) -> None:
         check_request(request(call("torch.ops.higher_order.flex_attention", X, bad)), LIMITS)
 
 
+def _sharing(storage: int = 0, **more: Any) -> schema.TensorInput:
+    return schema.TensorInput(
+        shape=[2],
+        stride=[1],
+        dtype="float32",
+        device="cpu",
+        requires_grad=False,
+        storage=storage,
+        storage_bytes=16 if storage >= 0 else 0,
+        **more,
+    )
+
+
+def test_views_of_an_input_and_of_another_tensor_pass() -> None:
+    for base in (schema.Base(tensor=0, views=[1, 2]), schema.Base(tensor=_sharing(), views=[0, 1, 2])):
+        given = request(placeholder(), placeholder(), inputs=[_sharing()] * 3, bases=[base])
+        check_request(given, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("bases", "said"),
+    [
+        ([schema.Base(tensor=0, views=[])], "no views"),
+        ([schema.Base(tensor=0, views=[2, 1])], "not sorted"),
+        ([schema.Base(tensor=0, views=[9])], "not there"),
+        ([schema.Base(tensor=-1, views=[1])], "not there"),
+        ([schema.Base(tensor=1, views=[1])], "twice"),
+        ([schema.Base(tensor=0, views=[1]), schema.Base(tensor=2, views=[1])], "twice"),
+        ([schema.Base(tensor=0, views=[1]), schema.Base(tensor=1, views=[2])], "a view itself"),
+        ([schema.Base(tensor=_sharing(1), views=[0])], "one memory"),
+        ([schema.Base(tensor=0, views=[3])], "one memory"),
+        ([schema.Base(tensor=_sharing(is_parameter=True), views=[4])], "parameter"),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(bases: list[schema.Base], said: str) -> None:
+    inputs = [_sharing(), _sharing(), _sharing(), _sharing(-1), _sharing(is_parameter=True)]
+    with pytest.raises(MalformedRequest, match=said):
+        check_request(request(inputs=inputs, bases=bases), LIMITS)
+
+
 @pytest.mark.parametrize("text", ["s1", "s0.real", "__import__('os')", "s0 ** 99"])
 def test_a_bad_expression_is_named(text: str) -> None:
     for bad in (
