@@ -31,6 +31,16 @@ def write_atomically(
         raise
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that the user named, which others may read: several processes may be given one name, and whoever
+    reads it sees what one of them wrote. What is no file, as /dev/stdout, is written to. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+    else:
+        write_atomically(path.resolve(), data, mode=0o644)
+
+
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of the file `path`, which is made if it does not exist; whether it is held, always true with

@@ -34,7 +34,7 @@ from ...compiler.errors import (
     Unsupported,
 )
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
-from ..atomic_file import write_atomically
+from ..atomic_file import write_atomically, write_whole
 from ..settings import LauncherInfo
 from . import user_code
 from .start_trace import About, StartTrace
@@ -490,8 +490,7 @@ class RunReport:
             self._trace.add("graph", f"graph {record.key[:12]}", now if began is None else began, now, about)
 
     def _write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
 
     def _leave(self, path: Path, run: str, rank: int | None) -> None:
         found = self.snapshot()

@@ -20,6 +20,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from ..atomic_file import write_whole
+
 Kind = Literal["import", "stage", "graph", "function", "call"]
 About = dict[str, str | int]
 _SPANS_KEPT = 20_000
@@ -105,8 +107,7 @@ class StartTrace:
         for span in sorted(self.spans, key=lambda span: (span.began, -span.ended)):
             began, seconds = self._age + span.began - self._began, span.ended - span.began
             events.append(_event(span.name, span.kind, began, seconds, pid, span.thread, dict(span.about)))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}) + b"\n")
+        write_whole(path, msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}) + b"\n")
 
 
 def _event(

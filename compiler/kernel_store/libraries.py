@@ -19,6 +19,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ..own_files import own_folder
+
 NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so|t[a-z2-7]{52}\.triton|w[a-z2-7]{52}\.json")
 """A library as torch._inductor.codecache names it; one Triton kernel's binaries; a winner."""
 LIBRARY_LIMIT = 64 << 20
@@ -152,9 +154,8 @@ class NamespaceKernels:
 
 
 def _private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+    with own_folder(folder):
+        pass
 
 
 @contextlib.contextmanager

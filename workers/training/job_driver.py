@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding
+from ...compiler import decoding, own_files
 from ...compiler.api.training.events import (
     JobNote,
     RankEnded,
@@ -442,12 +443,9 @@ class JobDriverActor:
     def _ray_folder(self) -> Path:
         """A folder for Ray Train's own files; the job needs none of them."""
         for folder in (self._folder / "ray", Path("/tmp") / f"torchrelay-ray-{os.getuid()}"):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                continue
-            return folder
-        return Path("/tmp")
+            with contextlib.suppress(OSError), own_files.own_folder(folder):
+                return folder
+        return Path(tempfile.mkdtemp(prefix="torchrelay-ray-"))
 
     def _watch_time(self) -> None:
         """Start the job's time limit, which counts from when all ranks first ran."""

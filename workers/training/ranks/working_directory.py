@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....compiler.api.training import working_directory
+from ....compiler.own_files import UNWRITABLE
 
 _PREFIX = "torchrelay-train-"
 _UNPACKED = ".whole"
@@ -39,8 +40,9 @@ class WorkingDirectory:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             here = cls(folder, lock)
             try:
-                if os.fstat(lock).st_uid != os.getuid():
-                    raise PermissionError(f"{folder} belongs to another user")
+                status = os.fstat(lock)
+                if status.st_uid != os.getuid() or status.st_mode & UNWRITABLE:
+                    raise PermissionError(f"{folder} is not this user's alone")
                 fcntl.flock(lock, fcntl.LOCK_SH)  # filling it takes an exclusive lock
                 if _is(folder, lock) and here._whole():
                     return here
