@@ -14,17 +14,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from msgspec import Struct
 
 from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
-from ...compiler.graph import outcomes
+from ...compiler.graph import block_masks, outcomes
 from ...compiler.graph.outcomes import Outcome
 from ...compiler.torch_internals.dynamo import tracing
 from ...compiler.torch_internals.dynamo.fake_tensors import storage_id
+from ...compiler.torch_internals.dynamo.operator_calls import watching_calls
 from ...compiler.torch_internals.dynamo.stand_ins import alone, is_subclass, parts, stand_ins
 from ..reports.run_report import RunReport
 
@@ -94,9 +95,12 @@ def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequen
     """Raises VerifyFailed with the first difference, or what eager raises. Leaves no trace of its runs."""
     if _has_peers() and _communicates(gm, inputs):
         raise CannotCompare("it communicates with other processes, which may not run it again")
+    if block_masks.is_hidden(gm):
+        raise CannotCompare("a block mask inside another operator's graph")
     memory = _Memory(gm, inputs)
     with _aside():
-        expected = memory.run(gm, stand_ins(inputs))
+        with watching_calls(_check_reference) if block_masks.is_called(gm) else contextlib.nullcontext():
+            expected = memory.run(gm, stand_ins(inputs))
         try:
             found = memory.run(compiled, stand_ins(inputs))
         except (torch.OutOfMemoryError, MemoryError):
@@ -114,6 +118,14 @@ def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequen
         )
         dtypes = outcomes.dtypes_of((*inputs, *expected.outcome.outputs)) | _autocast_dtypes()
         outcomes.compare(expected.outcome, found.outcome, outcomes.tolerance_of(gm, dtypes), rounding)
+
+
+def _check_reference(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operator. Raises CannotCompare where eager does something else than it was asked for."""
+    flex = block_masks.is_flex_attention(operator)
+    if flex and not block_masks.block_mask_of(args, kwargs).has_tables_of_mask_mod():
+        raise CannotCompare("a block mask's tables say something else than its mask_mod, which eager goes by")
+    return operator(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -159,7 +171,9 @@ class _Memory:
             storage_id(part): part.dtype for value in self._inputs for part in parts(value)[0]
             if part.dtype.is_floating_point and part.dtype.itemsize > 1
         }  # fmt: skip
-        self._before = {number: storage.clone() for number, storage in self._storages.items()}
+        self._before = {
+            number: _bytes(storage).clone().untyped_storage() for number, storage in self._storages.items()
+        }
         self._random = _RandomState.now([part.device for part in plain])
 
     def run(self, function: Graph, stand_ins: Sequence[Any], nudge: float = 0.0) -> _Found:
@@ -211,7 +225,7 @@ class _Memory:
             storage = self._storages[number]
             whole = torch.empty(0, dtype=dtype, device=storage.device)
             count = storage.nbytes() // dtype.itemsize
-            whole.set_(storage, 0, (count,), (1,))  # type: ignore[call-overload]
+            whole.set_(storage, 0, (count,), (1,))
             draw = torch.Generator(storage.device).manual_seed(2)
             signs = torch.randint(0, 2, (count,), generator=draw, device=storage.device) * 2 - 1
             whole.mul_(1 + units * torch.finfo(dtype).eps * signs)
@@ -292,10 +306,12 @@ def _strides_for_dynamo(gm: torch.fx.GraphModule) -> list[tuple[int, ...] | None
     found: list[tuple[int, ...] | None] = []
     for node in results:
         value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
-        known = isinstance(value, torch.Tensor) and all(
+        if isinstance(value, torch.Tensor) and all(
             isinstance(n, int) for n in (*value.shape, *value.stride())
-        )
-        found.append(_stride(value) if known else None)
+        ):
+            found.append(_stride(value))
+        else:
+            found.append(None)
     return found
 
 
@@ -307,7 +323,7 @@ def _stride(value: torch.Tensor) -> tuple[int, ...]:
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return whole.set_(storage)  # type: ignore[call-overload, no-any-return]
+    return whole.set_(storage)
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

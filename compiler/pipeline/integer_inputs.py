@@ -3,6 +3,10 @@
 The graph runs with eager, and each operator's integer arguments are looked at before it runs. An index out of range
 limits the inputs that it was computed from to the size of the dimension: on a GPU the operator itself would end the
 process. An operator that is not known to take any integer limits them to 0 and 1.
+
+Some inputs belong together, and drawn apart they are invalid, though eager may not notice: the tables of a block mask
+must say what its mask_mod says, boundaries must be sorted, and the offsets of bags must rise from 0. These are derived
+from what was drawn for the others.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from ..graph.block_masks import block_mask_of, is_flex_attention
 from ..torch_internals.dynamo.operator_calls import tensors_in, watching_calls
 from ..torch_internals.dynamo.operators import is_pytorchs
 
@@ -27,12 +32,18 @@ _LAST_RUNS = 8
 
 
 class IntegerFacts(Struct, frozen=True):
-    """ranges: of the inputs, by position. outputs, inputs: positions of results, and of inputs after the call, that
-    contain no rounding, because they are integers and were computed from integers alone."""
+    """ranges: of the inputs, by position. derived: the values of inputs that depend on others, by position. outputs,
+    inputs: positions of results, and of inputs after the call, that contain no rounding, because they are integers and
+    were computed from integers alone."""
 
-    ranges: Mapping[int, Range]
-    outputs: frozenset[int]
-    inputs: frozenset[int]
+    ranges: Mapping[int, Range] = {}
+    derived: Mapping[int, torch.Tensor] = {}
+    outputs: frozenset[int] = frozenset()
+    inputs: frozenset[int] = frozenset()
+
+
+class CannotDraw(Exception):
+    """Inputs that belong together cannot be drawn; the text says which."""
 
 
 def wide_range(dtype: torch.dtype) -> Range:
@@ -56,22 +67,27 @@ def find_facts(
     draw: Callable[[int, torch.Tensor, Range], None],
 ) -> IntegerFacts:
     """run(inputs): the graph's outputs with eager; it may change its inputs. draw(position, input, range): fills an
-    integer input, the same each time. Raises what `run` raises even if all integers are 0 or 1."""
+    integer input, the same each time. Raises CannotDraw, and what `run` raises even if all integers are 0 or 1."""
     positions = [p for p, value in enumerate(inputs) if is_integer(value)]
     ranges = {p: wide_range(inputs[p].dtype) for p in positions}
     indices: set[int] = set()
+    derived: dict[int, torch.Tensor] = {}
     for run_number in range(_MAX_RUNS):
         if run_number == _MAX_RUNS - _LAST_RUNS:
             ranges.update(dict.fromkeys(ranges, NARROW))
         for position in positions:
             draw(position, inputs[position], ranges[position])
-        watch = _Watch(inputs, ranges, indices)
+        for position, value in derived.items():
+            inputs[position].copy_(value)
+        watch = _Watch(inputs, ranges, indices, derived)
         others = {p: NARROW for p in positions if p not in indices}
         try:
             with torch.no_grad(), watching_calls(watch):
                 outputs = run(inputs)
         except _RangeChanged:
             continue
+        except CannotDraw:
+            raise
         except Exception:
             if all(low >= 0 and high <= NARROW[1] for low, high in ranges.values()):
                 raise
@@ -84,7 +100,8 @@ def find_facts(
             ranges.update(others)  # a mask, perhaps: (1 - mask) * the least number
             continue
         return IntegerFacts(
-            ranges=ranges,
+            ranges={p: each for p, each in ranges.items() if p not in derived},
+            derived=derived,
             outputs=frozenset(p for p, value in enumerate(outputs) if watch.is_exact(value)),
             inputs=frozenset(p for p, value in enumerate(inputs) if watch.is_exact(value)),
         )
@@ -96,11 +113,20 @@ class _RangeChanged(Exception):
 
 
 class _Watch:
-    """Looks at each operator's integers. Narrows `ranges`, and adds to `indices` the inputs that are used as such."""
+    """Looks at each operator's integers. Narrows `ranges`, adds to `indices` the inputs that are used as such, and to
+    `derived` those that depend on others."""
 
-    def __init__(self, inputs: Sequence[Any], ranges: dict[int, Range], indices: set[int]) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        ranges: dict[int, Range],
+        indices: set[int],
+        derived: dict[int, torch.Tensor],
+    ) -> None:
+        self._inputs = inputs
         self._ranges = ranges
         self._indices = indices
+        self._derived = derived
         self._known: dict[int, tuple[torch.Tensor, frozenset[int], bool]] = {}
         """By address of the memory: a tensor that keeps it, the inputs it was computed from, whether by floats."""
         for position, value in enumerate(inputs):
@@ -127,12 +153,46 @@ class _Watch:
         elif not _takes_any_integer(operator) and any(self._ranges[source] != NARROW for source in sources):
             self._ranges.update(dict.fromkeys(sources, NARROW))
             raise _RangeChanged
+        self._derive(operator, args, kwargs)
         rounded = any(map(self._is_rounded, tensors))
         results = operator(*args, **kwargs)
         for result in tensors_in(results):
             if not _has_rounding(result):
                 self._note(result, sources if result.dtype is not torch.bool else frozenset(), rounded)
         return results
+
+    def _derive(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises _RangeChanged where inputs that belong together do not fit yet, CannotDraw where they cannot."""
+        if is_flex_attention(operator):
+            mask = block_mask_of(args, kwargs)
+            if mask.has_tables_of_mask_mod():
+                return
+            wanted = mask.tables_of_mask_mod()
+            if wanted is None:
+                raise CannotDraw("the tables of a block mask have no room for what its mask_mod says")
+            self._set(
+                {id(mask.tables[place]): (mask.tables[place], value) for place, value in wanted.items()}
+            )
+        elif (packet := getattr(operator, "overloadpacket", None)) in _SORTED:
+            edges = args[_SORTED[packet]]
+            if bool((edges.diff() < 0).any()):
+                self._set({0: (edges, edges.sort().values)})
+        elif packet in _BAGS:
+            offsets, items = args[2], args[1].numel()
+            risen = torch.arange(offsets.numel(), device=offsets.device) * items // max(1, offsets.numel())
+            if not torch.equal(offsets, risen.to(offsets)):
+                self._set({0: (offsets, risen)})
+
+    def _set(self, wanted: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Have these tensors, which must be inputs, hold these values in the next run."""
+        found = {}
+        for tensor, value in wanted.values():
+            position = next((p for p, given in enumerate(self._inputs) if _is_same(given, tensor)), None)
+            if position is None or position in self._derived:
+                raise CannotDraw("inputs that depend on each other reach an operator in another form")
+            found[position] = value
+        self._derived.update(found)
+        raise _RangeChanged
 
     def _note(self, value: torch.Tensor, sources: frozenset[int], rounded: bool) -> None:
         _, before, was_rounded = self._known.get(_address(value), (value, frozenset(), False))
@@ -159,6 +219,12 @@ class _Watch:
         if not sources:
             raise IndexError(f"an index outside 0 to {size - 1}")
         raise _RangeChanged
+
+
+def _is_same(given: Any, tensor: torch.Tensor) -> bool:
+    if not isinstance(given, torch.Tensor) or (given.dtype, given.shape) != (tensor.dtype, tensor.shape):
+        return False
+    return given.data_ptr() == tensor.data_ptr() and given.stride() == tensor.stride()
 
 
 def _address(value: torch.Tensor) -> int:
@@ -225,12 +291,17 @@ _INDEXING: dict[Any, Callable[..., Iterator[tuple[Any, int] | tuple[Any, int, in
         ),
         _of_dimension,
     ),
-    **dict.fromkeys(_packets("embedding"), _of_rows),
+    **dict.fromkeys(_packets("embedding _embedding_bag _embedding_bag_forward_only"), _of_rows),
     **dict.fromkeys(_packets("take put"), _of_elements),
     **dict.fromkeys(_packets("index index_put _index_put_impl _unsafe_index _unsafe_index_put"), _of_several),
     **dict.fromkeys(_packets("nll_loss_forward nll_loss2d_forward"), _of_classes),
 }
 """Operators that take indices: each index with its dimension's size, and a number that is allowed besides."""
+
+_SORTED = {aten.searchsorted: 0, aten.bucketize: 1}
+"""Operators one of whose arguments is sorted, and its place."""
+
+_BAGS = frozenset(_packets("_embedding_bag _embedding_bag_forward_only"))
 
 _ANY_INTEGER = frozenset(
     _packets(

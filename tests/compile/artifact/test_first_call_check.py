@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torchrelay
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
-from torchrelay.clients.artifacts.first_call_check import compare_with_eager
+from torchrelay.clients.artifacts.first_call_check import CannotCompare, compare_with_eager
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.clients.capture.prepare import PreparedGraph
 from torchrelay.compiler.errors import ResultsDiffer, VerifyFailed
@@ -182,6 +183,21 @@ def test_a_gradient_that_is_rounding_noise_is_no_difference() -> None:
     compare(
         torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), in_double, torch.randn(64, 8)
     )
+
+
+def test_a_block_mask_whose_tables_say_more_than_its_mask_mod_is_not_compared() -> None:
+    """Eager goes by mask_mod alone, so it is no reference."""
+    counts, indices = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 2, dtype=torch.int32)
+    sparse = BlockMask.from_kv_blocks(counts, indices, seq_lengths=(256, 256))
+    whole = create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 256, 256, device="cpu")
+    q = torch.randn(1, 2, 256, 16)
+
+    def attention(q: torch.Tensor, mask: BlockMask) -> torch.Tensor:
+        return flex_attention(q, q, q, block_mask=mask)
+
+    compare(attention, itself, q, whole)
+    with pytest.raises(CannotCompare, match="block mask"):
+        compare(attention, itself, q, sparse)
 
 
 # --- through a service -------------------------------------------------------------------------------------------

@@ -12,30 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from captured_requests import eager_of, request_of
 from torch import nn
-from torchrelay.clients.capture.request import capture
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.graph import decode
 from torchrelay.compiler.pipeline.verify import VerifySettings, verify
 from torchrelay.compiler.request import codec, schema
 
 Callee = Callable[..., Any]
-
-
-def request_of(program: Callee, *inputs: Any) -> schema.GraphRequest:
-    found: list[schema.GraphRequest] = []
-
-    def backend(gm: torch.fx.GraphModule, examples: list[Any]) -> Callee:
-        found.append(capture(gm, examples, mode="default", options={}).request)
-        return gm.forward
-
-    torch.compile(program, backend=backend)(*inputs)
-    (request,) = found
-    return request
-
-
-def eager_of(request: schema.GraphRequest) -> torch.fx.GraphModule:
-    return decode.decode_graph(request.graph, request.constants, device_index={}, symbols={})
 
 
 def wrapped(
