@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from program_starts import Recorded, from_records, without_compiler
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
@@ -72,3 +73,38 @@ def test_a_record_that_names_an_artifact_is_used_with_that_one_alone(find: Find)
         "the artifact of a graph is another one now, and may assume other sizes"
     )
     assert not isinstance(find("", b"another artifact"), str)
+
+
+class Guarding(Recorded):
+    """Adds the guards that the client adds as it prepares a graph."""
+
+    def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        prepare(gm, inputs, mode="default", options={})
+        return super().backend(gm, inputs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_for_inputs_that_overlap_is_used_for_no_others(tmp_path: Path, dynamic: bool) -> None:
+    text = f"""import torch
+
+dynamic = {dynamic or None}
+
+
+def inputs():
+    base, other = torch.ones(7, 4), torch.ones(9, 4)
+    return [(base[:3], base[1:4]), (other[:3], other[1:4]), (torch.ones(3, 4), torch.ones(3, 4))]
+
+
+def program(x, y):
+    x.add_(1)
+    return y * 2
+"""
+    programs, file = Guarding(), tmp_path / "program.py"
+    first = from_records(programs, file, text)
+    second = from_records(programs, file, text)
+    assert first.results == second.results == without_compiler(file, text).results
+    assert (first.how, second.how, second.graphs) == ("traced", "used", 0)
+    assert first.graphs == programs.used_now == (2 if dynamic else 3)
+    programs.checking = True
+    from_records(programs, file, text)
+    assert set(programs.checks_now) == {""}

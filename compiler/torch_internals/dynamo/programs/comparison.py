@@ -27,12 +27,13 @@ from .sources import read
 _NOT_COMPARED = frozenset({"automatic", "code", "kernels", "sources"})
 _SPLIT_NAMES = frozenset({"bytecode", "constants", "globals", "builtins", "graphs", "splits"})
 """Compared by `_generated`."""
-_POSITIONS = frozenset({"key_order", "same_inputs"})
+_POSITIONS = frozenset({"key_order", "overlaps", "same_inputs"})
 """Fields with positions of sources alone."""
 _WORDS = {
     "asked": "questions",
     "key_order": "dicts whose order matters",
     "registered": "registered classes",
+    "overlaps": "inputs that overlap",
     "same_inputs": "equal inputs",
     "shapes": "conditions on sizes",
     "traced": "traced functions",
