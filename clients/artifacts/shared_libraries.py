@@ -23,7 +23,6 @@ from ...compiler.artifact import member_names
 from ...compiler.artifact.container import Artifact
 from ...compiler.errors import ArtifactError, CannotLoad
 from ...compiler.forking.fork_safe_lock import ForkSafeLock
-from ..atomic_file import write_atomically
 
 _PREFIX = "torchrelay-loaded-"
 _PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
@@ -66,11 +65,13 @@ def store_library(binary: bytes, cache_dir: Path) -> Path:
     """A file of this process with exactly these bytes, named by their digest, from which code can be loaded. Raises
     CannotLoad."""
     path = loading_folder(cache_dir) / f"{hashlib.sha256(binary).hexdigest()}.so"
-    try:
+    with _lock:  # no thread finds a part of it, and no other process uses the folder
         if not path.exists():
-            write_atomically(path, binary, mode=0o700)
-    except OSError as error:
-        raise CannotLoad(f"{path.parent} does not take its libraries: {error}") from None
+            try:
+                path.write_bytes(binary)
+            except OSError as error:
+                path.unlink(missing_ok=True)
+                raise CannotLoad(f"{path.parent} does not take its libraries: {error}") from None
     return path
 
 
