@@ -7,7 +7,6 @@ as it was last known.
 
 from __future__ import annotations
 
-import os
 import ssl
 import threading
 import time
@@ -37,6 +36,7 @@ from ...compiler.errors import (
     Unavailable,
     from_code,
 )
+from ...compiler.own_files import UNWRITABLE, read_own
 from ...compiler.request import codec
 from ..base.http_bodies import ErrorReply
 from ..base.tracing import trace_header
@@ -189,12 +189,10 @@ class RemoteKeyring(TrustedKeys):
         if self._known is None:
             return None
         try:
-            if self._known.stat().st_uid != os.geteuid():
-                raise PermissionError(f"{self._known} is another user's")
-            return _verified(decoding.from_json(self._known.read_bytes(), type=RingReply), None)
+            return _verified(decoding.from_json(read_own(self._known, UNWRITABLE), type=RingReply), None)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, SignatureError) as error:
+        except (OSError, SettingsError, msgspec.MsgspecError, SignatureError) as error:
             log.warning("signer_keys_not_usable", file=str(self._known), error=str(error))
             return None
 
