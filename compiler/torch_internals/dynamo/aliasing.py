@@ -47,12 +47,14 @@ def guard_overlap(sharing: Sequence[tuple[torch.fx.Node, torch.Tensor]]) -> None
     )
     if not found:
         return
+    any_view = any(tensor._base is not None for tensor in tensors)
     known: dict[int, Any] = {id(tensor): source for tensor, source in zip(tensors, sources, strict=True)}
     for tensor, source in zip(tensors, sources, strict=True):
-        if tensor._base is None:
-            continue
         base = AttrSource(source, "_base")
-        if id(tensor._base) in known:
+        if tensor._base is None:
+            if not any_view:
+                guards.dynamo_guards.add(base.make_guard(GuardBuilder.CONSTANT_MATCH))
+        elif id(tensor._base) in known:
             guards.aotautograd_guards.append(DuplicateInputs(known[id(tensor._base)], base))
         else:
             guards.dynamo_guards.add(base.make_guard(GuardBuilder.TENSOR_MATCH))

@@ -209,8 +209,12 @@ def views_of(rows: int) -> Callable[[], Inputs]:
         (views_of(4), views_of(6)),
         (views_of(4), of(lambda: counted(3, 4), itself, lambda x: of_storage(x, 0, (3, 4), (4, 1)))),
         (of(lambda: counted(4, 4), itself, lambda x: x[0]), lambda: (counted(4, 4), counted(4))),
+        (
+            of(lambda: counted(3, 4), itself, lambda x: of_storage(x, 0, (3, 4), (4, 1))),
+            of(lambda: counted(3, 4), itself, lambda x: x.view(3, 4)),
+        ),
     ],
-    ids=["no memory in common", "another base", "no base", "a base and another row"],
+    ids=["no memory in common", "another base", "no base", "a base and another row", "a base"],
 )
 def test_other_aliases_are_traced_again(first: Callable[[], Inputs], then: Callable[[], Inputs]) -> None:
     traced: list[schema.GraphRequest] = []
