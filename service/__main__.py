@@ -287,9 +287,10 @@ def _credentials(arguments: argparse.Namespace) -> Path:
     return arguments.credentials or default_credentials_file()
 
 
-def _worker(arguments: argparse.Namespace) -> NoReturn:
-    """Become `ray start --block` for a node that offers slots; dispatchers' pools find it and fill them."""
+def _worker(arguments: argparse.Namespace) -> None:
+    """Run `ray start --block` for a node that offers slots; dispatchers' pools find it and fill them."""
     from ..workers.pool import node_directory, node_resources, ray_environment
+    from .local import worker
     from .local.up import default_cpu_slots
 
     settings = _settings(arguments)
@@ -297,7 +298,7 @@ def _worker(arguments: argparse.Namespace) -> NoReturn:
     slots = arguments.cpu_slots if arguments.cpu_slots is not None else default_cpu_slots()
     token = settings.ray_token.get_secret_value() if settings.ray_token else None
     folder, lock = node_directory()
-    os.set_inheritable(lock, True)  # held by the program that this process becomes
+    os.set_inheritable(lock, True)  # held by the program that this process starts, too
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
         *(f"--address={settings.ray_address}", f"--temp-dir={folder}"),
@@ -307,9 +308,7 @@ def _worker(arguments: argparse.Namespace) -> NoReturn:
         *(["--num-cpus=0"] if arguments.no_train else []),
     ]
     os.environ.update(ray_environment(token, settings.ray_address))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    os.execv(sys.executable, command)
+    worker.run(command)
 
 
 if __name__ == "__main__":

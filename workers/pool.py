@@ -10,8 +10,9 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -83,6 +84,10 @@ _NODES_SECONDS = 2.0
 """Between two checks of the cluster's nodes."""
 _FREE_EVERY = 3
 """Every so many of these checks, the resources of dead training jobs are freed too."""
+_WATCH_SECONDS = 1.0
+_SILENT_SECONDS = 30.0
+"""Ray answers within this time how many nodes there are, or something is wrong."""
+_AGAIN_SECONDS = 5.0
 _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
 _MOST_ANSWERING = 16
@@ -119,6 +124,11 @@ class WorkerPool:
         self._nodes: list[RayNode] = []
         self._nodes_task: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[bytes], Slot] = {}
+        """Jobs on slots."""
+        self._watching: asyncio.Task[None] | None = None
+        self._nodes_seen = 0.0
+        """When Ray last said which nodes there are, on the monotonic clock."""
         self._note: Callable[[str, Exception | None], None] = lambda task, error: None
 
     async def start(self) -> None:
@@ -137,10 +147,16 @@ class WorkerPool:
             self._own_slots = OwnSlots(self._claims, self._cluster.id)
         self._autoscaling = Autoscaling(self._settings, self._cluster, self._slots, self._begin, self._retire)
         await self._settle(self._cluster, nodes)
+        self._slots.coming = False
+        self._nodes_seen = time.monotonic()
         self._nodes_task = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
+        self._watching = asyncio.create_task(self._watch(self._cluster), name="watch Ray")
 
     async def close(self) -> None:
         """Stop every slot and leave Ray, even if `start` failed."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._cluster is None:
             return
         if self._nodes_task is not None:
@@ -222,7 +238,7 @@ class WorkerPool:
         job = WorkerJob(
             key, request_bytes, left, target, namespace, holds_source=holds_source, trace_id=trace_id
         )
-        running = asyncio.create_task(self._run(slot, job_id, job, on_progress, on_query))
+        running = self._begin_job(slot, self._run(slot, job_id, job, on_progress, on_query))
         late = f"worker {slot.worker} did not answer within the deadline of {deadline_seconds:g} s"
         return await self._result(slot, job_id, running, until, late)
 
@@ -257,7 +273,7 @@ class WorkerPool:
         job = WorkerJob(
             "search", order, deadline_seconds, target, namespace, work="search", holds_source=False
         )
-        running = asyncio.create_task(self._search(slot, job_id, job, on_query))
+        running = self._begin_job(slot, self._search(slot, job_id, job, on_query))
         until = asyncio.get_running_loop().time() + deadline_seconds
         late = f"the search on worker {worker} did not end by its deadline"
         await self._result(slot, job_id, running, until, late)
@@ -327,6 +343,12 @@ class WorkerPool:
         if self._trains is None:
             raise Unavailable("the workers are not there yet")
         return self._trains
+
+    def _begin_job(self, slot: Slot, job: Coroutine[Any, Any, bytes]) -> asyncio.Task[bytes]:
+        running = asyncio.create_task(job)
+        self._running[running] = slot
+        running.add_done_callback(self._running.pop)
+        return running
 
     async def _result(
         self, slot: Slot, job_id: str, running: asyncio.Task[bytes], until: float, late: str
@@ -425,6 +447,10 @@ class WorkerPool:
                     case JobFailed():
                         raise message.error()
             raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
+        except asyncio.CancelledError:
+            if slot.lost:
+                raise WorkerLost(f"worker {slot.worker} was lost with the job: {slot.lost}") from None
+            raise
         except BadFrame as error:
             raise CompileKilled(f"worker {slot.worker} sent an invalid message ({error})") from None
         except RayError as error:
@@ -468,7 +494,11 @@ class WorkerPool:
         for count in itertools.count(1):
             await asyncio.sleep(_NODES_SECONDS)
             try:
-                await self._settle(cluster, await cluster.nodes())
+                nodes = await cluster.nodes()
+                if cluster.lost():  # _watch starts it again; until then its workers are not missed
+                    continue
+                self._nodes_seen = time.monotonic()
+                await self._settle(cluster, nodes)
                 if self._autoscaling is not None:
                     await self._autoscaling.adjust(self._nodes, self.overdue)
                 self._hold(await self._training().held())
@@ -481,6 +511,47 @@ class WorkerPool:
             except Exception as error:  # a driver of another version, say; the next look may go well
                 log.exception("the cluster's nodes could not be followed")
                 self._note("nodes", error)
+
+    async def _watch(self, cluster: RayCluster) -> None:
+        """Start Ray again once servers of it that this process has started are gone, and say so meanwhile. What ran is
+        lost; what waits goes on waiting."""
+        silent = False
+        while not (why := cluster.lost()):
+            await asyncio.sleep(_WATCH_SECONDS)
+            if silent != (time.monotonic() - self._nodes_seen > _SILENT_SECONDS):
+                silent = not silent
+                self._note("ray", Unavailable("Ray does not answer") if silent else None)
+        problem = f"Ray was lost ({why} has ended) and is started again"
+        log.error("%s", problem)
+        self._note("ray", Unavailable(problem))
+        await self._leave_lost(cluster, problem)
+        while self._cluster is None:
+            try:
+                await self.start()
+            except Exception as error:  # whatever Ray raises: it is logged, and tried again
+                log.error("Ray was not started again: %s", error)
+                self._cluster = None
+                await asyncio.sleep(_AGAIN_SECONDS)
+        self._note("ray", None)
+
+    async def _leave_lost(self, cluster: RayCluster, why: str) -> None:
+        self._trains = None
+        self._settings = msgspec.structs.replace(self._settings, early_server=None)  # it has ended too
+        self._slots.coming = True
+        slots = [*self._slots.all.values(), *self._leaving.values()]
+        self._slots.all.clear()
+        self._leaving.clear()
+        self._nodes = []
+        ending = [slot.supervisor for slot in slots if slot.supervisor is not None]
+        if self._nodes_task is not None:
+            ending.append(self._nodes_task)
+        for slot in slots:
+            slot.actor, slot.lost = None, why  # nobody is to be asked to end it
+        for task in [*ending, *(task for task, slot in self._running.items() if slot.lost)]:
+            task.cancel()
+        self._slots.serve()
+        await asyncio.wait([*ending, asyncio.create_task(cluster.leave_lost())])
+        self._cluster = None
 
     def _hold(self, held: list[RankDevice]) -> None:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""

@@ -102,6 +102,12 @@ def server_pids(node: Any) -> list[int]:
     return [info.process.pid for infos in node.all_processes.values() for info in infos]
 
 
+def dead_servers(node: Any) -> list[str]:
+    """Names of the servers that have ended, without which it is no cluster: its GCS, its raylet."""
+    names = [str(name) for name, _ in node.dead_processes()]
+    return [name for name in names if name in ("gcs_server", "raylet")]
+
+
 def stop_head_node(node: Any) -> None:
     """End its servers, after ray.shutdown."""
     node.kill_all_processes(check_alive=False, allow_graceful=True)

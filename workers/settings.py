@@ -38,6 +38,9 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     processes: int = 512
     file_bytes: int = 8 << 30
     """Largest single file (RLIMIT_FSIZE)."""
+    disk_bytes: int = 16 << 30
+    """All files of its folder, where its /tmp and /dev/shm are too; an empty one counts for 4 KiB. Watched as memory
+    is."""
     open_files: int = 16384
     """Of each process (RLIMIT_NOFILE)."""
     request: codec.Limits = codec.Limits()

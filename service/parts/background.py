@@ -37,7 +37,7 @@ _TOGETHER_SECONDS = 0.1
 """Changes within this time are written once."""
 _WORKERS_CHANGED = "workers"
 """A notification inside this process."""
-_POOLS_TASKS = ("nodes", "workers", "searches")
+_POOLS_TASKS = ("nodes", "workers", "searches", "ray")
 """Tasks of the pool and of its searches, which tell of their errors."""
 _SWEEP_SECONDS = 6 * 3600.0
 _SWEEP_LOOK_SECONDS = 600.0
@@ -132,7 +132,14 @@ async def _start_pool(dispatcher: DispatcherParts) -> None:
         notifications.wake(_WORKERS_CHANGED)
 
     dispatcher.pool.on_change(on_change)
-    dispatcher.pool.on_failure(dispatcher.shared.supervisor.note)
+
+    def on_failure(task: str, error: Exception | None) -> None:
+        dispatcher.shared.supervisor.note(task, error)
+        if task == "ray":
+            dispatcher.pool_error = "" if error is None else str(error)
+            on_change()
+
+    dispatcher.pool.on_failure(on_failure)
     while not dispatcher.pool_started:
         try:
             await dispatcher.pool.start()

@@ -38,6 +38,7 @@ from ..messages import (
     WorkerJob,
     decode_from_child,
 )
+from ..process.private_folders import disk_usage
 from ..process.process_tree import descendants, kill_below, reap, usage
 from ..sandbox.isolation import Sandbox
 from ..sandbox.visible_paths import VisiblePaths
@@ -109,7 +110,7 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
             sandbox = Sandbox(context.form, context.view, work, shown)
             publish_kernels = functools.partial(_publish_kernels, trusted, work / child.OFFERS)
             with started_child(lambda pipes: body(pipes=pipes), log, sandbox) as started:
-                monitor = _JobMonitor(job, left, started, context.settings, owner, publish_kernels)
+                monitor = _JobMonitor(job, work, left, started, context.settings, owner, publish_kernels)
                 answer = monitor.run()
                 publish_kernels()
         except RelayError as error:
@@ -205,6 +206,7 @@ class _JobMonitor:
     def __init__(
         self,
         job: WorkerJob,
+        folder: Path,
         seconds: float,
         started: child.ChildProcess,
         settings: SlotSettings,
@@ -212,6 +214,7 @@ class _JobMonitor:
         publish_kernels: Callable[[], None],
     ) -> None:
         self._job = job
+        self._folder = folder
         self._publish_kernels = publish_kernels
         self._pid = started.pid
         self._pipe = started.pipe
@@ -308,6 +311,22 @@ class _JobMonitor:
             raise CompileKilled(
                 f"the {self._job.work} had {held.processes} processes, over its limit of {self._limits.processes}, "
                 "and was killed",
+                hint="Compile this graph locally",
+            )
+
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        most = self._limits.disk_bytes
+        try:
+            held = disk_usage(self._folder, most)
+        except PermissionError:
+            raise CompileKilled(
+                f"the {self._job.work} made a folder that cannot be measured, and was killed"
+            ) from None
+        if held > most:
+            raise CompileKilled(
+                f"the {self._job.work} wrote more than {most >> 20} MiB, its limit, and was killed",
                 hint="Compile this graph locally",
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from ...compiler.errors import Unavailable
 
 JOBS = "torchrelay-jobs-"
 """The prefix of the folder in which a fork server makes its jobs' folders."""
+_BLOCK_BYTES = 4096
 _NODE = "torchrelay-node-"
 _SOCKET_ROOM = 43
 """Bytes that a session directory may have: Ray adds up to 64 (process ids have seven digits), sockets hold 107."""
@@ -59,3 +61,20 @@ def short_root(prefix: str) -> Path:
             f"{roots[0]} is too long a path for sockets", hint="Set TMPDIR to a shorter directory"
         )
     return root
+
+
+def disk_usage(folder: Path, most: int) -> int:
+    """Bytes of the files below a folder, each of a block at least; it stops counting past `most`. Raises
+    PermissionError for a folder that cannot be read."""
+    held, left = 0, [str(folder)]
+    while left and held <= most:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        held += max(_BLOCK_BYTES, entry.stat(follow_symlinks=False).st_blocks * 512)
+                        if entry.is_dir(follow_symlinks=False):
+                            left.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):  # it has gone meanwhile
+            continue
+    return held

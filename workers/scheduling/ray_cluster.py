@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from ...compiler.errors import Unavailable
 from .. import ray_internals
 from ..process.private_folders import short_directory
-from ..process.process_tree import die_with_parent, kill_below, none_outlives
+from ..process.process_tree import UnkillableProcesses, die_with_parent, kill_below, none_outlives
 from ..settings import PoolSettings, SlotSettings
 from . import driver_node
 from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, live_nodes, node_resources
@@ -71,6 +71,8 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
         # a node has as many of Ray's CPUs as cores, for training jobs; no process is to wait on each of them
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
+        # past this time without a GCS, Ray ends the process that asks it; the pool leaves the cluster before
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "60" if address is not None else "86400",
         # a slot's actor takes none of Ray's GPUs, and picks its device from those that its node sees
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # kills whole actors when the machine is short of memory; jobs have limits of their own
@@ -96,6 +98,8 @@ class RayCluster:
         """named_actors: the classes of those that this process calls by their names."""
         self._settings = settings
         self._named_actors = named_actors
+        self._mark = f"RAY_AUTH_TOKEN={settings.ray_token}"
+        """In the environment of an embedded cluster's processes."""
         self._nothing_unpickled = contextlib.ExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._own_dir: Path | None = None
@@ -124,15 +128,36 @@ class RayCluster:
     def _end_start(self, starting: Future[None]) -> None:
         """Kill the servers that `starting` starts and waits for, until it ends. When it only has to join them, it may:
         Ray ends a whole process that loses them then."""
-        mark = f"RAY_AUTH_TOKEN={self._settings.ray_token}"
         until = time.monotonic() + _END_START_SECONDS
         while not starting.done() and self._head is None and time.monotonic() < until:
-            kill_below(os.getpid(), mark=mark)
+            kill_below(os.getpid(), mark=self._mark)
             wait([starting], _KILL_AGAIN_SECONDS)
         if self._head is not None:
             wait([starting], _JOIN_SECONDS)
         if not starting.done():
-            kill_below(os.getpid(), mark=mark)
+            kill_below(os.getpid(), mark=self._mark)
+
+    def lost(self) -> str:
+        """Which of the servers that this process has started has ended by itself, or ''."""
+        if self._head is not None:
+            return " and ".join(ray_internals.dead_servers(self._head))
+        if self._gateway_node is not None and self._gateway_node.poll() is not None:
+            return "its node on this machine"
+        return ""
+
+    async def leave_lost(self) -> None:
+        """As `stop`, once servers have ended. The thread that calls Ray may wait for one of them without end, so
+        another one does it."""
+        self._thread.shutdown(wait=False)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        if self._head is not None:
+            await self.call(self._kill_embedded)
+        await self.call(self._stop)
+        self._thread.shutdown(wait=False)
+
+    def _kill_embedded(self) -> None:
+        with contextlib.suppress(UnkillableProcesses):
+            kill_below(os.getpid(), mark=self._mark)
 
     async def nodes(self) -> list[RayNode]:
         """Live nodes that offer slots. Raises Unavailable."""
@@ -192,6 +217,8 @@ class RayCluster:
             self.id = ray_internals.cluster_id()
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             self._stop()
+            if address is None:  # a start that fails leaves the servers that it has started
+                self._kill_embedded()
             raise Unavailable(f"Ray did not start: {error}") from error
 
     def _start_embedded(self, ray: Any) -> None:

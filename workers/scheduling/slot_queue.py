@@ -67,6 +67,8 @@ class Slot:
         self.yielded = ""
         """Why its search was ended before its end."""
         self.actor: Any = None
+        self.lost = ""
+        """Why it is gone, with what runs on it."""
         self.supervisor: asyncio.Task[None] | None = None
 
     async def warm(self) -> ForkServerReady:
@@ -179,6 +181,8 @@ class SlotQueue:
         """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: no search runs there."""
         self.searches_wanted = False
         """Somebody has asked for devices to search on, since this was last set to False."""
+        self.coming = False
+        """There is no slot, and there will be some: Ray is started again."""
         self.on_change: Callable[[], None] = lambda: None
         """Called by `serve`."""
         self._waiting: list[_Waiter] = []
@@ -195,7 +199,7 @@ class SlotQueue:
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
         """How many more jobs could begin at once; None: there is no such slot, and none to come."""
         suitable = [slot for slot in self.all.values() if slot.suits(toolchain, target)]
-        if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
+        if not suitable and not self._may_come(target):
             return None
         return sum(slot.state == "idle" for slot in suitable)
 
@@ -204,7 +208,7 @@ class SlotQueue:
         hold all of them: a rank may wait for a compile that waits for a search."""
         self.searches_wanted = True
         suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
-        if not suitable and not any(slot.may_come(target.kind) for slot in self.all.values()):
+        if not suitable and not self._may_come(target):
             raise self._none_for(toolchain, target)
         if suitable and all(slot.held(self.held) for slot in suitable):
             raise DevicesHeld("training jobs hold all devices on which kernels could be measured", hint="")
@@ -287,10 +291,13 @@ class SlotQueue:
                 self._served[waiter.namespace] = self._given
                 waiter.slot.set_result(idle)
                 return True
-            if not suitable and not any(s.may_come(waiter.target.kind) for s in self.all.values()):
+            if not suitable and not self._may_come(waiter.target):
                 self._waiting.remove(waiter)
                 waiter.slot.set_exception(self._none_for(waiter.toolchain, waiter.target))
         return False
+
+    def _may_come(self, target: schema.Target) -> bool:
+        return self.coming or any(slot.may_come(target.kind) for slot in self.all.values())
 
     def _ahead(self, namespace: str) -> int:
         """How many jobs get a slot before a new one of `namespace`, if every slot fits every job and no others come."""

@@ -36,7 +36,7 @@ from .progress import TrainingJobProgress
 
 EVENTS = 10_000
 """Events of one job that stay in its stream for followers. Metrics, logs and history have all of them."""
-EVENTS_OF_ENDED = 5_000
+EVENTS_OF_ENDED = 1_000
 _LOG_BYTES = 8 << 10
 """Lines of one log event are cut to this in the stream. The logs have all of them."""
 _CUT = "... (`torchrelay train logs` shows all lines)"

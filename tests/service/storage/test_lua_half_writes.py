@@ -250,6 +250,8 @@ def of_job(
             ("XADD", jobs.part("j", "events"), "1-0", "event", "state", "data", "{}"),
             ("XADD", jobs.part("j", "history"), "1-0", "data", "{}"),
             ("HSET", jobs.part("j", "progress"), 0, '{"state":"failed"}', 1, '{"state":"searching"}'),
+            ("HSET", jobs.part("j", "progress"), 2, '{"state":"done"}'),
+            ("HSET", jobs.part("j", "bodies"), 0, "body", 2, "body"),
             ("HSET", jobs.part("j", "files"), "a.py", '{"bytes":10}'),
         ],
     )

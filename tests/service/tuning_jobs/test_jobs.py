@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from service_parts import Running, compiled, graph, post, registered, wait_until
+from service_parts import RedisServer, Running, compiled, graph, post, registered, wait_until
 from torchrelay.compiler.api.tuning.jobs import GraphTuneItem, OperatorTuneItem, TuneBudget
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.request import codec, schema
@@ -481,3 +481,18 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)
     pool.state = "idle"
     assert ended(http, name)["state"] == "done"
+
+
+def test_the_requests_of_items_that_are_done_go_with_the_jobs_end(
+    http: httpx2.Client, pool: SearchingPool, redis_server: RedisServer
+) -> None:
+    bodies = [graph(24), graph(32)]
+    names = [keys.key_of(codec.unpack_request(body)) for body in bodies]
+    for body in bodies:
+        compiled(http, body)
+    pool.errors = [CompileFailed("no")]
+    name = begun(http, *(GraphTuneItem(line, key) for line, key in enumerate(names, 2)))
+    assert ended(http, name)["items"].get("failed") == 1
+    left = redis_server.client().hkeys(f"torchrelay:tune:{name}:bodies")
+    failed = [n for n, (_, state) in enumerate(states(http, name)[: len(names)]) if state == "failed"]
+    assert [int(n) for n in left] == failed  # it may be run again

@@ -347,6 +347,16 @@ def test_memory_over_the_limit_kills_the_job_grandchildren_counted(tmp_path):
     asyncio.run(scenario())
 
 
+def test_files_over_the_limit_kill_the_job(tmp_path):
+    async def scenario():
+        async with warm_slot(tmp_path, disk_bytes=50 << 20) as (slot, _):
+            with pytest.raises(CompileKilled, match="more than 50 MiB"):
+                await run(slot, "fill_disk")
+            await still_works(slot)
+
+    asyncio.run(scenario())
+
+
 def test_too_many_processes_kill_the_job(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path, processes=40) as (slot, _):

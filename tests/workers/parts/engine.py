@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import subprocess
@@ -242,6 +243,13 @@ def hog(workdir, progress):
     """Take memory in a grandchild, 16 MiB at a time, and hold it."""
     code = "import time; held = []\nwhile True: held.append(bytearray(b'x' * (16 << 20))); time.sleep(0.01)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def fill_disk(workdir, progress):
+    """Write files of 1 MiB."""
+    for number in itertools.count():
+        Path(tempfile.gettempdir(), str(number)).write_bytes(b"x" * (1 << 20))
+        time.sleep(0.001)
 
 
 def swarm(workdir, progress):

@@ -97,8 +97,8 @@ def service():
         made = Service()
         made.strangers = before
         try:
-            made.submit(made.pool.start()).result(60)
-            wait_until(made.pool.ready)
+            made.submit(made.pool.start()).result(180)
+            wait_until(made.pool.ready, 180)
             yield made
         finally:
             made.submit(made.pool.close()).result(60)
@@ -440,3 +440,21 @@ def test_a_raylet_that_has_to_be_killed_leaves_no_process():
         [sys.executable, "-c", RAYLET_HANGS, RAY_TOKEN], capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("server", ["gcs_server", "raylet"])
+def test_ray_is_started_again_when_a_server_of_it_is_killed(service, server):
+    told = TaskSupervisor(lambda task: None)
+    service.pool.on_failure(told.note)
+    wait_until(lambda: service.pool.ready(), 120)
+    running = service.compile("answer", seconds=300, sleep=600)
+    wait_until(lambda: "busy" in [worker.state for worker in service.pool.workers()])
+    (victim,) = [process for process in service.processes() if process.name() == server]
+    victim.kill()
+    wait_until(lambda: told.failing().get("ray") == "Unavailable", 60)
+    waiting = service.compile("answer", seconds=300)
+    with pytest.raises(CompileKilled, match="lost with the job"):
+        running.result(60)
+    assert waiting.result(300) == b"artifact"
+    wait_until(lambda: "ray" not in told.failing())
+    assert not victim.is_running()

@@ -39,6 +39,17 @@ if transition == 'resume' and not training then
     end
   end
 end
+-- items that are done do not run again, even if the job is resumed: their requests go
+local over = {}
+if transition == 'end' and not training then
+  for _, item in ipairs(redis.call('HKEYS', job .. ':bodies')) do
+    local progress = redis.call('HGET', job .. ':progress', item)
+    local reached = progress and cjson.decode(progress).state
+    if reached == 'done' or reached == 'known' then
+      over[#over + 1] = item
+    end
+  end
+end
 local events
 if transition ~= 'cancel' then
   check_counters(redis.call('HMGET', job, 'turn', 'resumes'))
@@ -61,6 +72,9 @@ if transition == 'end' then
   redis.call('ZREM', open, ARGV[1])
   redis.call('ZREM', open_jobs, job)
   redis.call('DEL', job .. ':lease')
+  for _, item in ipairs(over) do
+    redis.call('HDEL', job .. ':bodies', item)
+  end
 else
   redis.call('HSET', job, 'state', ARGV[6], 'ended', 0)
   redis.call('ZADD', open, redis.call('ZSCORE', jobs, ARGV[1]) or integer(now), ARGV[1])
