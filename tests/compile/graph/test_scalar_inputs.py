@@ -8,12 +8,15 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torchrelay
 from comparison import agree
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
+from torchrelay.clients.backend import RelayBackend
 
 pytestmark = pytest.mark.usefixtures("remote")
 Program = Callable[..., Any]
+Connect = Callable[..., RelayBackend]
 
 DTYPES = [
     torch.float64,
@@ -66,7 +69,6 @@ def test_a_numpy_scalar_is_one_graph_for_all_values(kind: type) -> None:
 
 
 USES: dict[str, Program] = {
-    "an index": lambda x, n: x[n] * 2,
     "a sum": lambda x, n: x + n,
     "a comparison": lambda x, n: torch.where(n > 2, x, -x),
     "a bound": lambda x, n: x.clamp(max=n),
@@ -75,7 +77,6 @@ USES: dict[str, Program] = {
     "a loss": lambda x, n: nn.functional.cross_entropy(x[0], n),
     "a loop": lambda x, n: while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, y * 1.5), (n, x)),
     "a change": lambda x, n: (x * n, n.add_(1)),
-    "an index twice": lambda x, n: x[n] + x[:, n].sum(),
 }
 
 
@@ -116,3 +117,14 @@ def test_a_value_that_bounds_a_size(dtype: torch.dtype) -> None:
         agree(
             lambda: narrowed, lambda step: (torch.randn(6, 4), torch.tensor(2 + step, dtype=dtype)), steps=3
         )
+
+
+def test_an_index_that_inductor_does_not_compile_is_counted_and_warns(connect: Connect) -> None:
+    """The operator needs the number while it is traced. Dynamo runs such a function as it is."""
+    connect(TORCHRELAY_MODE="remote")
+    compiled = torch.compile(lambda x, n: x.sin()[n] * 2, backend="torchrelay")
+    x, n = torch.randn(6, 4), torch.tensor(2)
+    with pytest.warns(torchrelay.FallbackWarning, match="data-dependent"):
+        found = compiled(x, n)
+    torch.testing.assert_close(found, x.sin()[n] * 2)
+    assert torchrelay.report().fallbacks == {"compile_failed": 1}
