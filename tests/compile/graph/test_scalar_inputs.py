@@ -71,10 +71,7 @@ def test_a_numpy_scalar_is_one_graph_for_all_values(kind: type) -> None:
 USES: dict[str, Program] = {
     "a sum": lambda x, n: x + n,
     "a comparison": lambda x, n: torch.where(n > 2, x, -x),
-    "a bound": lambda x, n: x.clamp(max=n),
     "linspace": lambda x, n: x.sum() + torch.linspace(0, n, 5),
-    "fill": lambda x, n: torch.full((3,), n) + x.sum(),
-    "a loss": lambda x, n: nn.functional.cross_entropy(x[0], n),
     "a loop": lambda x, n: while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, y * 1.5), (n, x)),
     "a change": lambda x, n: (x * n, n.add_(1)),
 }
@@ -93,16 +90,13 @@ def narrowed(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 READS: dict[str, Program] = {
-    "item": lambda x, n: x * n.item(),
     "item and the tensor": lambda x, n: x * n.item() + n,
     "a division": lambda x, n: x * (n.item() / 3),
-    "a whole number": lambda x, n: x * (n.item() // 2),
-    "tolist": lambda x, n: x * n.tolist(),
     "a shape": lambda x, n: torch.full((2, 3), n.item()) + x.sum(),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
 @pytest.mark.parametrize("read", READS)
 def test_a_value_that_the_graph_reads(read: str, dtype: torch.dtype) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
