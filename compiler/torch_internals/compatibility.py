@@ -79,16 +79,29 @@ torch._dynamo.cache_size: exceeds_recompile_limit (cache_size, compile_id)
 torch._dynamo.config: enable_compiler_collectives
 torch._dynamo.convert_frame: _compile; compile_frame; orig_code_map; output_codes
 torch._dynamo.eval_frame: innermost_fn (fn)
+torch._dynamo.exc: ObservedAttributeError
 torch._dynamo.guards: CheckFunctionManager (f_code, output_graph, ...); GuardBuilder.get (guard_or_source);
     GuardBuilder._set_guard_export_info (guard, code_list, *, provided_func_name); ShapeCodeParts;
-    _get_closure_vars (); profile_guard_manager
+    _get_closure_vars (); install_guard; profile_guard_manager
 torch._dynamo.output_graph: OutputGraphGuardsState
+torch._dynamo.source: is_from_skip_guard_source (source)
 torch._dynamo.types: GuardedCode (code, guard_manager, compile_id, trace_annotation);
     wrap_guarded_code (guarded_code)
 torch._dynamo.utils: CleanupHook.create (scope, name, val); CleanupManager.instance;
     chromium_event_timed (event_name, *, reset_event_log_on_exit); get_metrics_context ()
+torch._dynamo.variables: BuiltinVariable.call_function; ConstantVariable.call_method;
+    PolyfilledFunctionVariable.call_function; .can_constant_fold_through (); SetVariable.unpack_var_sequence;
+    SkipFunctionVariable.call_function; TorchInGraphFunctionVariable.call_function; .can_constant_fold_through ()
+torch._dynamo.variables.base: VariableTracker.call_obj_hasattr;
+    VariableTracker.tp_getattro_impl | VariableTracker.var_getattr
+torch._dynamo.variables.dicts: ConstDictVariable.__contains__; .getitem_const;
+    .getitem_const_raise_exception_if_absent; .maybe_getitem_const
+torch._dynamo.variables.functions: invoke_and_store_as_constant = (tx, fn, name, args, kwargs)
+torch._dynamo.variables.misc: ComptimeVariable.call_function; LoggingLoggerVariable.call_method;
+    NumpyVariable.call_function
+torch._dynamo.variables.torch: tracing_state_functions ()
 torch._guards: CompileContext (compile_id); DuplicateInputs (input_source_a, input_source_b);
-    StorageOverlap (overlapping_sources, non_overlapping_sources);
+    StorageOverlap (overlapping_sources, non_overlapping_sources); TracingContext.try_get ();
     Guard (originating_source, create_fn); Guard.sort_key (); Source.get_value (globals, locals, cache);
     compile_context (context)
 torch.distributed.distributed_c10d: _world.pg_map; .pg_to_tag

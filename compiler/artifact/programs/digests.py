@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
 _DEPTH = 16
@@ -151,6 +151,12 @@ def class_digest(found: type) -> str:
 def reached_functions(found: Any) -> Iterator[types.FunctionType]:
     """The function, what it wraps, and the functions in its closure; each once, in a fixed order."""
     yield from _reached(found, set(), 0)
+
+
+def has_fixed_order(found: Iterable[Any]) -> bool:
+    """Whether a set of these values has one order in every process that makes it in one way: numbers do. Texts do not
+    (PYTHONHASHSEED), nor do objects, whose hashes are addresses."""
+    return all(type(each) in (bool, int, float, complex) for each in found)
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -327,9 +333,15 @@ def _add_constant(digest: Any, constant: Any) -> None:
             _add_constant(digest, part)
         digest.update(b")")
     elif isinstance(constant, frozenset):
-        digest.update(repr(sorted(repr(part) for part in constant)).encode())
+        digest.update(repr(_ordered(constant, repr)).encode())
     else:
         digest.update(f"{type(constant).__name__}:{constant!r}\0".encode())
+
+
+def _ordered(found: Set[Any], shown: Callable[[Any], str]) -> list[str]:
+    """The elements of a set as texts: in its order if all processes have the same."""
+    texts = [shown(each) for each in found]
+    return texts if has_fixed_order(found) else sorted(texts)
 
 
 def _plain_attributes(kind: type, depth: int) -> list[Any]:
@@ -359,7 +371,7 @@ def _simple(value: Any, depth: int = _DEPTH) -> Any:
         case dict():
             return "dict", [(_simple(k, depth - 1), _simple(v, depth - 1)) for k, v in value.items()]
         case set() | frozenset():
-            return sorted(repr(_simple(part, depth - 1)) for part in value)
+            return _ordered(value, lambda part: repr(_simple(part, depth - 1)))
         case types.FunctionType():
             return value.__module__, value.__qualname__, code_digest(value.__code__)
         case type():

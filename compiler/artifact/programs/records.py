@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 6
+REVISION = 7
 """Of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """Of an encoded program."""
@@ -49,12 +49,17 @@ class SizesRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 
 
 class AskedRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A name that a module was asked for, and whether it had it. module: where there is no source."""
+    """A question that tracing asked without a guard, and its answer. kind: one of asked.ANSWERS. source: of what is
+    asked; without one, `module` and `name` say where it is found, behind how many `wrappers`."""
 
-    name: _Name
-    present: bool
+    kind: _Name
+    answer: Any
     source: _Index | None = None
     module: _Name = ""
+    name: _Name = ""
+    wrappers: _Index = 0
+    arguments: list[Any] = []
+    keywords: dict[_Name, Any] = {}
 
 
 class AutomaticRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -130,6 +135,8 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Of the bytecode."""
     sources: list[SourceRecord]
     guards: list[GuardRecord]
+    compared: list[GuardRecord] = []
+    """Guards that Dynamo drops: they are compared, and not made."""
     key_order: list[_Index]
     sizes: list[SizesRecord]
     shapes: list[str]

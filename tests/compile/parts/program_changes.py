@@ -487,21 +487,6 @@ NAMES = {
         "def program(x):\n    from math import pi as number\n\n    return x * number\n",
         ("import pi as", "import e as"),
     ),
-    "environment": Change(
-        text="import os\n\n\ndef program(x):\n    return x * 2 if os.environ.get('CHANGED_PROGRAM') else x\n",
-        patch=lambda m, module: m.setenv("CHANGED_PROGRAM", "1"),
-        how="unfit",
-    ),
-    "environment, getenv": Change(
-        text="import os\n\n\ndef program(x):\n    return x * 2 if os.getenv('CHANGED_PROGRAM') else x\n",
-        patch=lambda m, module: m.setenv("CHANGED_PROGRAM", "1"),
-        how="unfit",
-    ),
-    "environment, membership": Change(
-        text="import os\n\n\ndef program(x):\n    return x * 2 if 'CHANGED_PROGRAM' in os.environ else x\n",
-        patch=lambda m, module: m.setenv("CHANGED_PROGRAM", "1"),
-        how="unfit",
-    ),
     "argument of the interpreter": Change(
         text="import sys\n\n\ndef program(x):\n    return x * len(sys.argv)\n",
         patch=lambda m, module: m.setattr("sys.argv", ["a"] * 17),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from program_answers import ANSWERS, LOOKUPS, ORDERS
 from program_calls import INPUTS, SAME, SETTINGS
 from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
 from program_environment import ABSENT, OPERATORS, PROCESS
@@ -36,6 +37,9 @@ TABLES = {
     "process": PROCESS,
     "sizes": SIZES,
     "same": SAME,
+    "lookups": LOOKUPS,
+    "answers": ANSWERS,
+    "orders": ORDERS,
 }
 CHANGES = {
     f"{table}: {name}": change for table, changes in TABLES.items() for name, change in changes.items()

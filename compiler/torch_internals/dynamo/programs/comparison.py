@@ -31,6 +31,7 @@ _POSITIONS = frozenset({"key_order", "overlaps", "same_inputs"})
 """Fields with positions of sources alone."""
 _WORDS = {
     "asked": "questions",
+    "compared": "guards that Dynamo drops",
     "key_order": "dicts whose order matters",
     "registered": "registered classes",
     "overlaps": "inputs that overlap",
@@ -76,7 +77,7 @@ def _parts(program: FrameProgram) -> Parts:
         if field in _NOT_COMPARED or field in _SPLIT_NAMES:
             continue
         value = getattr(program, field)
-        if field == "guards":
+        if field in ("guards", "compared"):
             items = _guards(value, shown, known)
         elif field == "shapes":
             items = ((text, "") for text in shapes.code(value, sources))

@@ -20,7 +20,7 @@ from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
 from ...distributed import process_groups, split_graphs
 from .. import guard_building
-from . import asked, comparison, recording, replay, shapes
+from . import comparison, recording, replay, shapes
 
 _log = logging.getLogger(__name__)
 Part = Literal["digests", "guards", "install"]
@@ -171,7 +171,7 @@ def install(programs: Programs) -> Callable[[], None]:
 
     convert_frame.compile_frame, convert_frame._compile = traced, compiled
     make_guards_as_before = guard_building.install()
-    ask_no_more = asked.observe(recording.note_asked)
+    ask_no_more = recording.observe()
 
     def uninstall() -> None:
         ask_no_more()

@@ -23,7 +23,7 @@ from ....artifact.programs.records import (
     SplitGraph,
 )
 from ...distributed import split_graphs
-from . import asked, bytecode, generated_code, guards, names, operators, shapes
+from . import answers, asked, bytecode, generated_code, guards, hooks, lookups, names, operators, shapes
 from .sources import SourceWriter
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class Recording:
         self.kernels = operators.kernels()
         self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
         """By id, with the function, so that no other one gets that id."""
-        self.asked: list[asked.Asked] = []
+        self.asked: list[tuple[Any, asked.Asked]] = []
+        """With the tracing context, as Dynamo may trace a frame several times."""
         self.code: Mapping[str, types.CodeType] = {}
         """Of the graphs' artifacts (generated_code.collecting)."""
         self.program: FrameProgram | None = None
@@ -92,10 +93,22 @@ def note_graph(
         _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request, artifact, device)
 
 
-def note_asked(name: asked.Asked) -> None:
-    """Dynamo asks a module for a name."""
+def note_asked(question: asked.Asked) -> None:
+    """Tracing asks what no guard asks again."""
     if _current.recording is not None:
-        _current.recording.asked.append(name)
+        _current.recording.asked.append((torch._guards.TracingContext.try_get(), question))
+
+
+def observe() -> Callable[[], None]:
+    """Begin to see what tracing asks; returns what ends it."""
+    seen = hooks.Hooks()
+    try:
+        lookups.observe(seen, note_asked, active)
+        answers.observe(seen, note_asked, active)
+    except BaseException:
+        seen.end()
+        raise
+    return seen.end
 
 
 def write(output: Any) -> None:
@@ -135,7 +148,9 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     graphs, splits = _graphs(recording, graph, scope)
     traced = [each for each in graph.traced_code if each is not given["code"]]
     references = _references(traced, modules, live, ordered)
-    questions = asked.write(recording.asked, live, sources)
+    heard = [question for context, question in recording.asked if context is graph.tracing_context]
+    compared = guards.write(asked.dropped(heard), live, sources)
+    questions = asked.write(heard, live, sources)
     same_inputs, overlaps = _aliases(graph.aotautograd_guards, sources)
     return FrameProgram(
         bytecode=compiled,
@@ -153,6 +168,7 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
         code=generated_code.write(recording.code),
         traced=references,
         guards=records,
+        compared=compared,
         asked=questions,
         registered=met.registered(),
         kernels=recording.kernels,

@@ -75,7 +75,7 @@ def _from_record(
     try:
         with timed("guards"):
             sources = read(variant.sources, scope.renamed)
-            _check(guards.differing(variant.guards, sources, live))
+            _check(guards.differing([*variant.guards, *variant.compared], sources, live))
             _check(_sizes(variant, sources, live))
             _check(shapes.differing(variant.shapes, sources, live))
             _check(asked.differing(variant.asked, sources, live))

@@ -63,6 +63,10 @@ class SourceWriter:
         self.records: list[SourceRecord] = []
         self._known: dict[Any, int] = {}
 
+    def known(self) -> set[Any]:
+        """All that have a record until now."""
+        return set(self._known)
+
     def add(self, source: Any) -> int:
         """The position of the source's record. Raises NotPortable."""
         if (known := self._known.get(source)) is not None:

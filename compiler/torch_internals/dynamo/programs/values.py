@@ -43,8 +43,14 @@ def constant(value: Any) -> Any:
     match value:
         case None | bool() | int() | float() | str() if type(value) in (type(None), bool, int, float, str):
             return value
+        case bytes() if type(value) is bytes:
+            return ["bytes", value.hex()]
         case tuple() if type(value) is tuple:
             return ["tuple", *(constant(part) for part in value)]
+        case torch.device():
+            return ["device", str(value)]
+        case torch.dtype():
+            return ["dtype", str(value).removeprefix("torch.")]
     raise NotPortable(f"a key or index that is a {type(value).__name__}")
 
 
@@ -55,6 +61,12 @@ def constant_of(record: Any) -> Any:
             return record
         case ["tuple", *parts]:
             return tuple(constant_of(part) for part in parts)
+        case ["bytes", str(digits)]:
+            return bytes.fromhex(digits)
+        case ["device", str(name)]:
+            return torch.device(name)
+        case ["dtype", str(name)] if isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
     raise ValueError("no constant")
 
 
@@ -156,7 +168,8 @@ def _described(value: Any, depth: int) -> Any:
         case tuple() | list():
             return [type_of(value), *(_described(part, depth - 1) for part in value)]
         case set() | frozenset():
-            return [type_of(value), *sorted((_described(part, depth - 1) for part in value), key=repr)]
+            parts = [_described(part, depth - 1) for part in value]
+            return [type_of(value), *(parts if digests.has_fixed_order(value) else sorted(parts, key=repr))]
         case dict():
             return [
                 type_of(value),

@@ -1,0 +1,183 @@
+"""Sees what tracing looks up and does not find, and in which order it takes the elements of sets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ....artifact.programs import digests
+from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed
+from .hooks import Hooks, owners
+
+Note = Callable[[Asked], None]
+_ATTRIBUTE = ("tp_getattro_impl", "var_getattr")
+"""Methods that look up an attribute; which there are depends on the version, as for those below."""
+_ABSENT = ("getitem_const", "getitem_const_raise_exception_if_absent", "maybe_getitem_const", "__contains__")
+"""Methods of a dict that look up a key, which is their last argument."""
+_ORDER = ("tp_iter_impl", "unpack_var_sequence", "repr_impl")
+"""Methods of a set whose answers depend on its order."""
+
+
+def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+    """Raises AttributeError where this version of PyTorch has none of the methods."""
+    from torch._dynamo.exc import ObservedAttributeError
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.dicts import ConstDictVariable
+
+    def getattr_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def asks(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
+            if not active():
+                return method(variable, tx, name, *more, **others)
+            if type(variable).__name__ == "PythonModuleVariable":
+                note(ModuleName(variable.source, variable.value, _text(name)))
+            try:
+                found = method(variable, tx, name, *more, **others)
+            except ObservedAttributeError:
+                _note_attribute(note, variable, _text(name))
+                raise
+            if (source := getattr(found, "source", None)) is not None:
+                _note_attribute(note, variable, _text(name), source)
+            return found
+
+        return asks
+
+    def hasattr_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def asks(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
+            if active():
+                if type(variable).__name__ == "PythonModuleVariable":
+                    note(ModuleName(variable.source, variable.value, _text(name)))
+                else:
+                    _note_attribute(note, variable, _text(name))
+            return method(variable, tx, name, *more, **others)
+
+        return asks
+
+    def key_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def asks(variable: Any, *arguments: Any) -> Any:
+            if not active():
+                return method(variable, *arguments)
+            try:
+                found = method(variable, *arguments)
+            except Exception:
+                _note_key(note, variable, arguments[-1])
+                raise
+            _note_key(note, variable, arguments[-1], getattr(found, "source", None))
+            return found
+
+        return asks
+
+    for names, observed in ((_ATTRIBUTE, getattr_observed), (("call_obj_hasattr",), hasattr_observed)):
+        found = [(owner, name) for name in names for owner in owners(VariableTracker, name)]
+        if not found:
+            raise AttributeError(f"VariableTracker.{names[0]}")
+        for owner, name in found:
+            hooks.put(owner, name, observed)
+    for name in _ABSENT:
+        if not hasattr(ConstDictVariable, name):
+            raise AttributeError(f"ConstDictVariable.{name}")
+        for owner in owners(ConstDictVariable, name):
+            hooks.put(owner, name, key_observed)
+    _observe_sets(hooks, note, active)
+    _observe_guards(hooks, note, active)
+
+
+def _observe_guards(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+    from torch._dynamo import guards
+    from torch._dynamo.source import is_from_skip_guard_source
+
+    install_guard = guards.install_guard
+
+    def installed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def installs(*wanted: Any, **others: Any) -> None:
+            if active():
+                for guard in wanted:
+                    if is_from_skip_guard_source(guard.originating_source):
+                        note(Dropped(guard))
+            method(*wanted, **others)
+
+        return installs
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch._dynamo") and (
+            vars(module).get("install_guard") is install_guard
+        ):
+            hooks.put(module, "install_guard", installed)
+
+
+def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+    from torch._dynamo import variables
+
+    def order_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def takes(variable: Any, *arguments: Any, **others: Any) -> Any:
+            if active():
+                _note_order(note, variable)
+            return method(variable, *arguments, **others)
+
+        return takes
+
+    def call_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
+            if active() and name in ("pop", "__iter__", "__repr__", "__str__"):
+                _note_order(note, variable)
+            return method(variable, tx, name, *more, **others)
+
+        return calls
+
+    root: Any = variables.SetVariable
+    while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
+        root = root.__base__
+    for name in _ORDER:
+        for owner in owners(_dict_or_set(root, name), name):
+            hooks.put(owner, name, order_observed)
+    for owner in owners(root, "call_method"):
+        hooks.put(owner, "call_method", call_observed)
+
+
+def _dict_or_set(root: type, name: str) -> type:
+    """The class whose method a set has: before PyTorch 2.12 that of a dict."""
+    return next((each for each in root.__mro__ if name in vars(each)), root)
+
+
+def _note_attribute(note: Note, variable: Any, name: str, found: Any = None) -> None:
+    source = getattr(variable, "source", None)
+    if source is not None:
+        note(Attribute(source, name, found))
+
+
+def _note_key(note: Note, variable: Any, key: Any, found: Any = None) -> None:
+    """Of a dict that was there before the trace; what the trace puts into it follows from what was traced."""
+    source = getattr(variable, "source", None)
+    if source is None:
+        return
+    try:
+        constant = key.as_python_constant()
+    except Exception:
+        note(Order(source))
+    else:
+        note(Key(source, constant, found))
+
+
+def _note_order(note: Note, variable: Any) -> None:
+    if not _is_set(variable) or len(variable.items) < 2:
+        return
+    if variable.source is not None:
+        note(Order(variable.source))
+        return
+    try:
+        fixed = digests.has_fixed_order(each.vt.as_python_constant() for each in variable.items)
+    except Exception:
+        fixed = False
+    if not fixed:
+        note(Unnamed("the order of a set, which another process may have otherwise"))
+
+
+def _is_set(variable: Any) -> bool:
+    try:
+        return variable.python_type() in (set, frozenset)
+    except NotImplementedError:
+        return False
+
+
+def _text(name: Any) -> str:
+    return name if isinstance(name, str) else str(name.as_python_constant())
