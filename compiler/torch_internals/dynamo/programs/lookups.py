@@ -133,6 +133,29 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     for owner in owners(root, "call_method"):
         hooks.put(owner, "call_method", call_observed)
 
+    def list_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
+            if active() and name in ("extend", "__iadd__"):  # takes the elements without a method of the set
+                for each in more[0] if more else others["args"]:
+                    _note_order(note, each)
+            return method(variable, tx, name, *more, **others)
+
+        return calls
+
+    def concatenated(method: Callable[..., Any]) -> Callable[..., Any]:
+        def adds(variable: Any, tx: Any, other: Any, *more: Any) -> Any:
+            if active():
+                _note_order(note, other)
+            return method(variable, tx, other, *more)
+
+        return adds
+
+    for owner in owners(variables.BaseListVariable, "call_method"):
+        hooks.put(owner, "call_method", list_observed)
+    for name in ("sq_inplace_concat_impl", "nb_inplace_add_impl"):
+        for owner in owners(variables.BaseListVariable, name):
+            hooks.put(owner, name, concatenated)
+
 
 def _dict_or_set(root: type, name: str) -> type:
     """The class whose method a set has: before PyTorch 2.12 that of a dict."""
@@ -159,7 +182,9 @@ def _note_key(note: Note, variable: Any, key: Any, found: Any = None) -> None:
 
 
 def _note_order(note: Note, variable: Any) -> None:
-    if not _is_set(variable) or len(variable.items) < 2:
+    realize = getattr(variable, "realize", None)
+    variable = realize() if callable(realize) and type(variable).__name__.startswith("Lazy") else variable
+    if not _is_set(variable) or len(getattr(variable, "items", ())) < 2:
         return
     if variable.source is not None:
         note(Order(variable.source))
@@ -175,7 +200,7 @@ def _note_order(note: Note, variable: Any) -> None:
 def _is_set(variable: Any) -> bool:
     try:
         return variable.python_type() in (set, frozenset)
-    except NotImplementedError:
+    except Exception:  # a variable without a type that Dynamo knows
         return False
 
 
