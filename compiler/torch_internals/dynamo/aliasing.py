@@ -22,7 +22,7 @@ def guard_overlap(sharing: Sequence[tuple[torch.fx.Node, torch.Tensor]]) -> None
     from torch._guards import DuplicateInputs, StorageOverlap, TracingContext
 
     context = TracingContext.try_get()
-    sources = [getattr(node, "_dynamo_source", None) for node, _ in sharing]
+    sources: list[Any] = [getattr(node, "_dynamo_source", None) for node, _ in sharing]
     if context is None or None in sources:
         return
     tensors = [tensor for _, tensor in sharing]
