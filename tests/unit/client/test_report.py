@@ -30,6 +30,7 @@ from torchrelay.compiler.errors import (
     JobUnreachable,
     LocalCompileFailed,
     NoWorker,
+    ResultsDiffer,
     SignatureError,
     Unsupported,
 )
@@ -55,6 +56,17 @@ def test_each_outcome_counts_in_its_own_place() -> None:
     assert (found.hits, found.disk_hits, found.misses, found.coalesced, found.shared) == (2, 1, 1, 1, 1)
     assert (found.graphs[0].key, found.graphs[0].seconds, found.graphs[0].nodes) == ("a" * 64, 0.5, 7)
     assert found.graphs[0].reason == ""
+
+
+def test_each_artifact_that_differs_from_eager_is_named() -> None:
+    run = RunReport()
+    for name in ("a", "b"):
+        run.checked()
+        with pytest.warns(FallbackWarning, match=f"a graph .* key {name}"):
+            run.fallback(ResultsDiffer(f"a graph does not give what eager gives, key {name}"))
+    run.unchecked()
+    found = run.snapshot()
+    assert (found.checked, found.unchecked, found.fallbacks) == (2, 1, {"results_differ": 2})
 
 
 def test_a_graph_that_runs_eagerly_is_listed_last_until_it_is_served() -> None:
