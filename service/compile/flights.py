@@ -58,6 +58,8 @@ from .single_flight import CompileNeeds, Lease, Leases
 log = structlog.get_logger(__name__)
 
 
+_MOST_HOLDERS = 3
+"""A compile is not taken over from more dispatchers that died: its artifact may be what kills them."""
 ATTEMPTS = 2
 """A compile whose worker dies (its node went away, for example) is tried once more, on another worker if possible."""
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
@@ -86,6 +88,8 @@ class Flight:
         """Since when a worker compiles it."""
         self.worked = 0.0
         """Seconds that a worker spent on it."""
+        self.deadly = False
+        """Dispatchers have died of it."""
         self.over = False
         """Its lease is given up: nobody may renew it any more."""
         self.made = False
@@ -272,6 +276,12 @@ class Flights:
                 f"no worker was free within the deadline of {limit:g} s",
                 hint="Add workers, or raise the compile deadline in the service's settings",
             )
+        if flight.lease.taken > _MOST_HOLDERS:
+            flight.deadly = True
+            raise CompileKilled(
+                f"{flight.lease.taken - 1} dispatchers that had this compile have died",
+                hint="Compile this graph locally",
+            )
         if (theirs := flight.lease.needs.revision) != REVISION:
             raise SchemaMismatch(
                 f"the gateway's requests are of revision {theirs}, and all dispatchers' of others ({REVISION} here)",
@@ -427,7 +437,7 @@ class Flights:
         span.fail(error.code)
         log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
         self._metrics.compile_errors.labels(error.code).inc()
-        poison = isinstance(error, POISON) and flight.working is not None
+        poison = isinstance(error, POISON) and (flight.working is not None or flight.deadly)
         remember = poison or isinstance(error, REPEATABLE)
         await retry_while_down(
             lambda: self._leases.fail(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,15 +18,20 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ...compiler.errors import NotFound, Overloaded, Unavailable
+from ...compiler.errors import NotFound, Overloaded, RelayError, Unavailable
 from ..base.async_tasks import end
 from ..storage.redis.notifications import Notifications
+from ..storage.redis.retry import redis_errors_logged
 from .records import DurableJobs, LeaseOutcome
 
 log = structlog.get_logger(__name__)
 
 _MOST_PAUSE_SECONDS = 1.0
 """The longest pause between two renewals of a lease that notifications cause."""
+
+
+_MOST_BROKEN = 3
+"""A job whose run has broken so often in a dispatcher is ended."""
 
 
 class JobLost(Exception):
@@ -54,6 +60,15 @@ class JobRun(ABC):
 
     def cancel(self, by: str) -> None:  # noqa: B027
         """The job is to end. by: who cancelled it, in words."""
+
+    async def give_up(self, why: str) -> None:
+        """It has failed again and again. why: in words, for the job's owner. Raises NotFound, RedisError."""
+        await self._jobs.give_up(self.id, self.owner, why)
+
+    @property
+    def turn(self) -> tuple[str, int]:
+        """The job, and how often it was begun or resumed."""
+        return self.id, self._turn
 
     def stop(self) -> None:  # noqa: B027
         """This gateway does not run the job any more."""
@@ -93,6 +108,8 @@ class JobController:
         self._runs: dict[str, JobRun] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._taking_over: set[asyncio.Task[None]] = set()
+        self._broken = Counter[tuple[str, int]]()
+        """How often the run of a turn has broken."""
         self._closed = False
 
     async def take_over(self, job: str) -> None:
@@ -159,12 +176,26 @@ class JobController:
                 raise error
         except (JobLost, NotFound):
             log.info(f"{kind}_left", job=job)
+        except Exception as error:
+            await self._note_broken(run, error)
+            raise
         finally:
             run.stop()
             try:
                 await self._jobs.release(job, run.owner)
             except RedisError as error:
                 log.warning(f"{kind}_not_released", job=job, error=str(error))  # it expires by itself
+
+    async def _note_broken(self, run: JobRun, error: Exception) -> None:
+        """A job that breaks whoever runs it must not be run for ever."""
+        self._broken[run.turn] += 1
+        if self._broken[run.turn] < _MOST_BROKEN:
+            return
+        del self._broken[run.turn]
+        said = error.message if isinstance(error, RelayError) else type(error).__name__
+        log.error(f"{self._jobs.kind}_given_up", job=run.id, error=said)
+        with contextlib.suppress(NotFound), redis_errors_logged("job_not_given_up", job=run.id):
+            await run.give_up(f"the service could not run it, {_MOST_BROKEN} times: {said}"[:500])
 
     async def _renew(self, run: JobRun) -> None:
         """Renew the lease until the job is another gateway's or has ended."""

@@ -82,6 +82,10 @@ class DurableJobs(ABC, Generic[J, R]):
         """All of a job. Raises NotFound."""
 
     @abstractmethod
+    async def give_up(self, job: str, owner: str, why: str) -> None:
+        """End a job that cannot be run, if `owner` holds its lease. Raises NotFound."""
+
+    @abstractmethod
     def _shown(self, fields: Fields) -> J:
         """The job that a hash holds, as people see it."""
 

@@ -49,8 +49,8 @@ async def livez() -> Response:
 @router.get(
     "/readyz",
     summary="A compile would be accepted, and a worker is warm",
-    description="The owner's token also shows the errors of Redis and Ray. For a load balancer: `workers=false` does "
-    "not ask for a warm worker, as hits need none.",
+    description="The owner's token also shows the errors of Redis and Ray. For a load balancer: `workers=false` asks "
+    "whether hits can be answered: they need no warm worker, and while Redis fails over, one of its replicas.",
     responses={
         200: {"description": "Ready", "content": _READY},
         503: {"description": "Not ready, and which part", "content": _READY},
@@ -59,7 +59,10 @@ async def livez() -> Response:
 async def readyz(request: Request, gateway: Gateway, workers: bool = True) -> Response:
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
     parts = await ready_parts(gateway, details=gateway.tokens.is_owner(token))
-    ready = all(state == "ok" or (name == "workers" and not workers) for name, state in parts.items())
+    needless = set() if workers else {"workers"}
+    if not workers and parts["redis"] != "ok" and await _replica_answers(gateway):
+        needless.add("redis")
+    ready = all(state == "ok" or name in needless for name, state in parts.items())
     ready = ready and not gateway.stopping
     headers = {"Cache-Control": "no-store"}
     if not ready:
@@ -129,6 +132,17 @@ async def _redis(gateway: GatewayParts, details: bool) -> str:
     except (RedisError, TimeoutError) as error:
         return f"cannot be reached: {error or 'no answer'}" if details else "cannot be reached"
     return "ok"
+
+
+async def _replica_answers(gateway: GatewayParts) -> bool:
+    if gateway.shared.replicas is None:
+        return False
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            await gateway.shared.replicas.ping()
+    except (RedisError, TimeoutError, OSError):
+        return False
+    return True
 
 
 async def _workers(gateway: GatewayParts, details: bool) -> str:

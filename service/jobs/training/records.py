@@ -6,6 +6,7 @@ Long metrics and logs move to the blob store, the oldest first. Redis holds the 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Literal, cast, get_args
 
@@ -169,6 +170,18 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             job,
             "end",
             {"detail": ended.detail, "wish": "", "told": last_number},
+            owner=owner,
+            state=ended.state,
+            event=("state", encoded(ended)),
+            most_events=EVENTS_OF_ENDED,
+        )
+
+    async def give_up(self, job: str, owner: str, why: str) -> None:
+        ended = StateChanged(state="failed", detail=why, at=time.time())
+        await self._change(
+            job,
+            "end",
+            {"detail": why, "wish": ""},
             owner=owner,
             state=ended.state,
             event=("state", encoded(ended)),

@@ -264,6 +264,11 @@ class TrainingJobRun(JobRun):
             progress.begun, progress.cluster = resumes, self._parts.pool.cluster
             await self._record([])
 
+    async def give_up(self, why: str) -> None:
+        with contextlib.suppress(RelayError):
+            await self._parts.pool.train_forget(self._node_job)
+        await super().give_up(why)
+
     async def _send_order(self, *, forget: bool) -> None:
         """forget: the nodes still know the job from before it was resumed."""
         if forget:

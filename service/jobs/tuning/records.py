@@ -173,6 +173,10 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
             event=_state_event(state),
         )
 
+    async def give_up(self, job: str, owner: str, why: str) -> None:
+        event = _state_event("cancelled")
+        await self._change(job, "end", {"detail": why}, owner=owner, state="cancelled", event=event)
+
     def _shown(self, fields: Fields) -> TuneJob:
         job = decoding.from_json(fields[b"job"], type=TuneJob)
         ended = {

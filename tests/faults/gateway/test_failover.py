@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, compiled, graph, post
+from failover_parts import FailoverRedis
+from service_parts import ArtifactPool, RedisServer, compiled, graph, post, wait_until
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.storage.redis import notifications
 from torchrelay.service.storage.redis.connections import connect
@@ -84,3 +86,18 @@ def test_notifications_come_from_the_successor_of_a_primary_that_falls_silent(
         await redis.aclose()
 
     asyncio.run(main())
+
+
+def test_a_load_balancer_keeps_a_gateway_that_answers_hits_from_a_replica(
+    start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    with contextlib.closing(FailoverRedis(tmp_path, down_after_ms=600_000)) as redis:
+        redis.start()
+        gateway = start_gateway(ArtifactPool(), redis_url=redis.url, redis_timeout_seconds=1.0)
+        with gateway.http() as http:
+            compiled(http, graph(1))
+            assert http.get("/readyz?workers=false").status_code == 200
+            redis.kill_primary()
+            wait_until(lambda: http.get("/readyz").status_code == 503, seconds=30)
+            assert post(http, graph(1)).status_code == 200
+            assert http.get("/readyz?workers=false").status_code == 200

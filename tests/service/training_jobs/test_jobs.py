@@ -21,6 +21,7 @@ from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.service.jobs.training import records as training_records
 from torchrelay.service.jobs.training.files import TrainingFiles
 from torchrelay.service.jobs.training.progress import TrainingJobProgress
+from torchrelay.service.jobs.training.run import TrainingJobRun
 from training_parts import (
     PACKAGE,
     STEPS,
@@ -481,3 +482,19 @@ def test_a_page_of_a_ranks_logs_reads_few_segments_and_the_next_page_goes_on(
     page = http.get(f"/v1/trains/{job}/logs", params=following)
     assert AFTER_HEADER not in page.headers
     assert len(reads) == len(set(reads)) == STEPS
+
+
+def test_a_job_whose_run_breaks_each_time_ends_with_the_reason(
+    http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    async def breaks(job: TrainingJobRun) -> None:
+        runs.append(job.id)
+        raise KeyError("a secret of the service")
+
+    monkeypatch.setattr(TrainingJobRun, "run", breaks)
+    job = ended(http, begun(http), seconds=120)
+    assert (job["state"], len(runs)) == ("failed", 3)
+    assert "could not run it" in job["detail"] and "KeyError" in job["detail"]
+    assert "secret" not in job["detail"]

@@ -1,13 +1,17 @@
 -- Give a lease back unfinished (the dispatcher stops); another one takes the compile over at once.
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence. Returns 1 or 0.
-local _, lease, _, active, _, _, _, _, _, _, _, _, _, pending = unpack(KEYS)
+local _, lease, _, active, _, _, run, _, _, _, _, _, _, pending = unpack(KEYS)
 local key, token, wake, ttl_ms, compiles_wait = unpack(ARGV)
 check_arguments(5)
 ttl_ms = whole(ttl_ms, 1)
 if redis.call('GET', lease) ~= token then
   return 0
 end
+check_counters(redis.call('HMGET', run, 'leases'))
 redis.call('DEL', lease)
+if redis.call('HEXISTS', run, 'leases') == 1 then
+  redis.call('HINCRBY', run, 'leases', -1) -- it counts holders that died
+end
 redis.call('ZADD', active, integer(now + ttl_ms), key)
 redis.call('ZADD', pending, integer(now), lease)
 redis.call('PUBLISH', wake, key)
