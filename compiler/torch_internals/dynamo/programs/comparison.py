@@ -20,7 +20,7 @@ import msgspec
 
 from .... import decoding
 from ....artifact.programs import digests
-from ....artifact.programs.records import FrameProgram, GuardRecord
+from ....artifact.programs.records import AskedRecord, FrameProgram, GuardRecord
 from . import bytecode, names, shapes
 from .sources import read
 
@@ -79,6 +79,8 @@ def _parts(program: FrameProgram) -> Parts:
         value = getattr(program, field)
         if field in ("guards", "compared"):
             items = _guards(value, shown, known)
+        elif field == "asked":
+            items = _items([_without_count(each) for each in value], shown, known)
         elif field == "shapes":
             items = ((text, "") for text in shapes.code(value, sources))
         elif field in _POSITIONS:
@@ -197,6 +199,13 @@ def _items(value: Any, shown: Sequence[str], known: Sequence[str]) -> Iterator[t
             getattr(each, "name", ""),
         ]
         yield ".".join(filter(None, place)) or f"{each!r:.60}", _content(each, known)
+
+
+def _without_count(question: AskedRecord) -> AskedRecord:
+    """The keys of hooks are counted in a process."""
+    if question.kind == "key" and isinstance(question.arguments[0], int):
+        return msgspec.structs.replace(question, arguments=["a number"])
+    return question
 
 
 def _content(value: Any, known: Sequence[str]) -> str:
