@@ -74,7 +74,8 @@ class Result:
 
     def _add(self, name: str, value: Any, groups: dict[int, int], *, aliased: bool) -> None:
         if not isinstance(value, torch.Tensor):
-            self.facts.append((name, value))
+            # Dynamo gives the function itself for what a constant function returned: another one in each module.
+            self.facts.append((name, getattr(value, "__name__", value)))
             return
         stride = tuple(step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1)
         local = getattr(value, "_local_tensor", value)
