@@ -1,7 +1,8 @@
 """Stage 2: refuses graphs with annotations that could change their code.
 
-A request has a graph's nodes, arguments and inputs, but not its annotations (`node.meta`, `gm.meta`) and not the
-submodules that no node names. The annotations listed here only say where code came from, or the worker computes them
+A request has a graph's nodes, arguments and inputs, but not its annotations (`node.meta`, `gm.meta`). A graph inside it
+that no node names is left out: Dynamo leaves one behind where it inlines a nested_compile_region that is called once.
+AOTAutograd reads only hooks for saved tensors by their names, so a graph with those is not sent. The annotations listed here only say where code came from, or the worker computes them
 again. Any other could change the lowering (an activation memory budget, a region's own options, hooks for saved
 tensors), so a graph that has one is not sent.
 """
@@ -62,6 +63,9 @@ EAGER = {"fallback_to_eager": True}
 """The only user annotation (`node.meta["custom"]`) that is sent: Inductor lowers such a node to a call of the eager
 operator. flex_attention's create_block_mask sets it."""
 
+SAVED_TENSORS_HOOKS = "saved_tensors_hooks_"
+"""Names of graphs that AOTAutograd runs on the tensors that it saves for the backward pass begin with it."""
+
 _REASONS = {
     "_checkpoint_context_fn": "selective activation checkpointing (context_fn) runs Python code while compiling",
 }
@@ -69,29 +73,29 @@ _REASONS = {
 
 def refuse_annotations(gm: torch.fx.GraphModule) -> None:
     """Raises Unsupported, with a name, if `gm` or a graph inside it has what a request cannot carry."""
-    for name, module in gm.named_modules():
-        if isinstance(module, torch.fx.GraphModule):
-            _refuse(name or "the graph", module)
+    _refuse("the graph", gm)
 
 
 def _refuse(name: str, gm: torch.fx.GraphModule) -> None:
     for key, value in gm.meta.items():
         if key not in INERT_GRAPH_META and _is_set(value):
             raise Unsupported(_REASONS.get(key, f"{name} has the annotation {key!r}, which cannot be sent"))
-    named = set()
+    for child, _ in gm.named_children():
+        if child.startswith(SAVED_TENSORS_HOOKS):
+            raise Unsupported(f"{name} has hooks for saved tensors")
+    inside: dict[str, torch.fx.GraphModule] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
-            named.add(str(node.target).split(".")[0])
+            value = operator.attrgetter(str(node.target))(gm)
+            if isinstance(value, torch.fx.GraphModule):
+                inside[str(node.target)] = value
         for key, value in node.meta.items():
             if key not in INERT_NODE_META and _is_set(value) and (key, value) != ("custom", EAGER):
                 refused = Unsupported(f"node '{node.name}' has the annotation {key!r}, which cannot be sent")
                 refused.line = user_line(node)
                 raise refused
-    for child, module in gm.named_children():
-        if isinstance(module, torch.fx.GraphModule) and child not in named:
-            raise Unsupported(
-                f"{name} has the graph {child!r} that no node calls, such as hooks for saved tensors"
-            )
+    for child, graph in inside.items():
+        _refuse(child, graph)
 
 
 def eager_nodes(gm: torch.fx.GraphModule) -> list[list[int]]:

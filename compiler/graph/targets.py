@@ -12,7 +12,8 @@ import torch
 
 from ..errors import ForbiddenTarget, Unsupported
 from ..request import allowed_names
-from ..request.operator_table import libraries, table
+from ..request.operator_table import left_out, libraries, table
+from ..torch_internals.dynamo import operators
 from ..torch_internals.dynamo.types import HigherOrderOperator, OpOverload, OpOverloadPacket
 from . import dtensor_calls
 
@@ -42,8 +43,11 @@ def target_name(fn: Any) -> str:
 
 
 def not_in_table(name: str, kind: str = "operator") -> Unsupported:
-    """The error for an operator that a request cannot name."""
-    error = Unsupported(f"{kind} {name} is not in the table for torch {table.load(torch.__version__).torch}")
+    """The error for an operator that a request cannot name, with the reason if there is a rule."""
+    reason = left_out.reason(name.removeprefix("Tensor."))
+    said = "" if reason is None else f": {reason}"
+    version = table.load(torch.__version__).torch
+    error = Unsupported(f"{kind} {name} is not in the table for torch {version}{said}")
     error.operator = name
     return error
 
@@ -58,6 +62,7 @@ def resolve_target(name: str) -> Any:
     if name not in ops.functions and name not in ops.hops and libraries.library_of(name) is None:
         raise ForbiddenTarget(f"operator {name[:200]!r} is not in the table for torch {ops.torch}")
     try:
+        operators.register(name)
         return import_name(name)
     except (AttributeError, ImportError):
         raise Unsupported(f"torch {torch.__version__} has no {name}") from None

@@ -19,23 +19,25 @@ from typing import Any
 
 import torch
 
-from . import rules
+from ...torch_internals.dynamo import operators
+from . import left_out, rules
 from .table import ConfigOption, OperatorTable, portable
 
 # --- the rules ---------------------------------------------------------------------------------------------
 
 
 def dispatcher_operators(namespace: str) -> dict[str, list[str]]:
-    """Base name -> overloads of every dispatcher operator of a namespace that the rules keep."""
+    """Base name -> overloads of every dispatcher operator of a library that the rules keep."""
+    importlib.import_module(operators.REGISTERED_BY[namespace])
     kept: dict[str, list[str]] = {}
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         space, _, rest = full.partition("::")
         base, _, overload = rest.partition(".")
-        if space != namespace or rules.DROPPED_OPERATORS.fullmatch(base):
+        if space != namespace or left_out.reason(f"torch.ops.{space}.{base}") is not None:
             continue
         packet = getattr(getattr(torch.ops, namespace), base, None)
         found = getattr(packet, overload or "default", None)
-        if found is None or rules.DROPPED_TYPES.search(str(found._schema)):
+        if found is None or left_out.TYPES.search(str(found._schema)):
             continue
         kept.setdefault(base, []).append(overload or "default")
     return kept
@@ -71,9 +73,7 @@ def functions(aten: dict[str, list[str]]) -> list[str]:
     for name in listed:
         owner, _, base = name.rpartition(".")
         if (owner in rules.BINDING_MODULES and base in aten) or (
-            owner in rules.FUNCTIONAL_MODULES
-            and not base.startswith("_")
-            and base not in ("sqrt", "merge_dicts", "parse_kwargs")
+            owner in rules.FUNCTIONAL_MODULES and base != "sqrt" and left_out.reason(name) is None
         ):
             names.add(name)
     names |= {f"torch.nn.functional.{base}" for base in vars(torch.nn.functional) if base in aten}
@@ -157,10 +157,11 @@ def fixed_entries(sent: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def generate() -> OperatorTable:
     """The table for the installed torch."""
-    aten, prims = dispatcher_operators("aten"), dispatcher_operators("prims")
+    libraries = {name: dispatcher_operators(name) for name in operators.REGISTERED_BY}
+    aten = libraries["aten"]
     names = functions(aten)
-    for space, operators in (("aten", aten), ("prims", prims)):
-        for base, overloads in operators.items():
+    for space, found in libraries.items():
+        for base, overloads in found.items():
             names += [
                 f"torch.ops.{space}.{base}",
                 *(f"torch.ops.{space}.{base}.{item}" for item in overloads),

@@ -3,7 +3,7 @@
 A name gets in by a rule that says what it is (a binding of a dispatcher operator, a functional that Dynamo
 puts in graphs, a member of a short list), never for want of a reason to keep it out. Operators that read
 files, keep process-wide state, trust pointers or opaque bytes inside tensors, or only serve tests are
-dropped from the rules' results.
+left out (left_out.py says which, and why).
 """
 
 from __future__ import annotations
@@ -14,42 +14,6 @@ import re
 def _words(text: str) -> list[str]:
     return text.split()
 
-
-# --- what is dropped from the rules' results ---------------------------------------------------------------
-
-# Matched against an ATen operator's base name (before the overload), whole.
-DROPPED_OPERATORS = re.compile(
-    "|".join(
-        (
-            # reads files; points tensors at other storage or changes it under its views
-            "from_file|set_?|set_data|_set_.*|data|shallow_copy_data_?|_?resize_?|resize_as.*|_resize_.*",
-            # process-wide caches, streams, pinned memory, printing, other processes
-            "record_stream|_?is_pinned|_?pin_memory|_cudnn_init_dropout_state.*|_cufft_.*|_?print|get_gradients",
-            # tests
-            "_foobar|_test_.*|_debug_.*|_thnn_fused.*|_thnn_differentiable.*|_linalg_check_errors|_async_error",
-            # packed weights hold pointers or bytes that nothing checks
-            ".*fbgemm.*|.*mkldnn.*|.*miopen.*|(.*_)?mps(_.*)?|.*vulkan.*|.*xnnpack.*|.*nnpack.*|_cslt_.*",
-            "_dyn_quant_.*|.*int[48]pack.*|_mixed_dtypes_linear|_saturate_weight.*|_rowwise_prune|.*xla.*",
-            # quantized, nested, sparse and named tensors: subclasses and layouts that the wire does not carry
-            ".*quantize.*|q_.*|int_repr|qscheme|.*qparams.*|.*_affine.*quantized.*|.*per_(tensor|channel)_affine.*",
-            "_make_per_.*|_?fused_moving_avg.*|.*nested.*|.*jagged.*|.*padded_.*|.*sparse.*|rename_?|refine_names",
-            "align_.*|_?coalesced?_?|_spdiags|_spsolve|_?indices(_copy)?|_?values(_copy)?|c?(row|col)_indices.*",
-            "ccol_indices.*|is_coalesced|_nnz|_dim[IV]|dense_dim|hspmm|sspaddmm|smm|_mask_indices.*",
-            "_convert_indices_.*",
-            # unchecked indices and offsets
-            "_unsafe_index.*|_unsafe_masked_.*|_index_put_impl.*|_(flash|efficient|cudnn)_attention_.*|_segment_reduce.*",
-            # autograd's, functorch's and the tracer's own state
-            "_backward|retain_grad|retains_grad|requires_grad_|is_leaf|output_nr|_version|_lazy_clone|_use_.*",
-            "_make_dual.*|_unpack_dual|_fw_primal.*|_add_batch_dim|_remove_batch_dim|_new_zeros_with_same.*",
-            "_has_.*|_make_dep_token|_copy_from.*|_reshape_from_tensor|_functional_sym_constrain.*",
-            "sym_constrain_range.*|_sobol_.*|_triton_.*|_cast_.*|_autocast_to_.*|_wrapped_.*|.*_overrideable.*",
-            "_fill_mem_eff_dropout_mask_|_histogramdd_.*|_make_token|_sink_tokens",
-        )
-    )
-)
-
-# Dispatcher argument types that no wire value can be, or that name storage.
-DROPPED_TYPES = re.compile(r"Storage|Stream|__torch__|QScheme|Any\b|PyObject")
 
 # --- short lists -------------------------------------------------------------------------------------------
 
@@ -147,10 +111,19 @@ OTHER_FUNCTIONS = (
     "torch._functorch.eager_transforms._autograd_grad",
     "torch._functorch.eager_transforms._set_tensor_requires_grad",
     "torch._functorch.vmap.lazy_load_decompositions",
+    "torch._higher_order_ops.InvokeQuant",
 )
 
 # Modules whose Python functions Dynamo puts in a graph whole, and which do nothing but call operators.
-FUNCTIONAL_MODULES = ("torch.nn.functional", "torch.functional", "torch.signal.windows.windows")
+FUNCTIONAL_MODULES = (
+    "torch.nn.functional",
+    "torch.functional",
+    "torch.signal.windows.windows",
+    "torch.masked._ops",
+    "torch.nn.grad",
+    "torch._lowrank",
+    "torch._linalg_utils",
+)
 
 # Modules of C bindings: a name is taken if it binds a dispatcher operator (with the module's prefix).
 BINDING_MODULES = {
@@ -163,7 +136,7 @@ BINDING_MODULES = {
 
 HIGHER_ORDER = _words(
     "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map "
-    "hints_wrapper invoke_subgraph map_impl out_dtype scan tag_activation_checkpoint while_loop "
+    "hints_wrapper invoke_quant invoke_quant_packed invoke_subgraph map_impl out_dtype scan tag_activation_checkpoint while_loop "
     "while_loop_stack_output wrap wrap_activation_checkpoint wrap_with_autocast "
     "wrap_with_set_grad_enabled"
 )
@@ -177,7 +150,7 @@ OTHER_METHODS = _words(
     "__rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__ __setitem__ __sub__ __truediv__ "
     "__xor__ bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order double element_size expand "
     "float get_device half int is_contiguous item long ndimension nelement new_tensor norm numel "
-    "reshape short size split stride storage_offset tile to type unflatten unique view requires_grad_"
+    "reshape short size split stride storage_offset tile to type unflatten unique view requires_grad_ lu"
 )
 
 # --- options -----------------------------------------------------------------------------------------------

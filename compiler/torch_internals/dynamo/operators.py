@@ -1,7 +1,9 @@
-"""What an operator's schema says of its arguments, and an operator that computes nothing."""
+"""What registers an operator, what its schema says of its arguments, and an operator that computes nothing."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,14 +13,31 @@ LOG_API_USAGE: Any = getattr(torch._C, "_log_api_usage_once", None)
 """Counts API usage and computes nothing; some libraries' graphs hold calls of it."""
 
 
+REGISTERED_BY: Mapping[str, str] = {
+    "aten": "torch",
+    "prims": "torch._inductor.inductor_prims",
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+}
+"""PyTorch's libraries of operators that a graph may call, and the module that registers all that are in each."""
+
+
+def register(name: str) -> None:
+    """Register the operators of the library that torch.ops.<library>.<...> names, if it is one of PyTorch's. Raises
+    ImportError where this torch does not have it."""
+    if name.startswith("torch.ops."):
+        library = name.split(".")[2]
+        if library in REGISTERED_BY:
+            importlib.import_module(REGISTERED_BY[library])
+
+
 def mutates_inputs(target: Any) -> bool:
     """Whether an operator's schema says that it writes to an argument."""
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
 
 
 def is_pytorchs(target: Any) -> bool:
-    """Whether an operator is one of PyTorch's own libraries `aten` and `prims`."""
-    return isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    """Whether an operator is in one of PyTorch's own libraries."""
+    return isinstance(target, OpOverload) and target.namespace in REGISTERED_BY
 
 
 def schema_argument(node: torch.fx.Node, name: str) -> Any:

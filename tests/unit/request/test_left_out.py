@@ -1,0 +1,103 @@
+"""The closed table against all that Dynamo may put into a graph: what it lacks is left out by a rule with a reason."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch._dynamo import trace_rules
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torchrelay.compiler.errors import Unsupported
+from torchrelay.compiler.graph import targets
+from torchrelay.compiler.request.operator_table import generate, left_out, table
+from torchrelay.compiler.torch_internals.dynamo import operators
+
+
+def _in_the_table(function: object) -> bool:
+    try:
+        targets.target_name(function)
+    except Unsupported:
+        return False
+    return True
+
+
+def test_each_function_that_dynamo_lists_for_graphs_is_in_the_table_or_left_out_by_a_rule() -> None:
+    listed = {
+        *trace_rules.torch_c_binding_in_graph_functions,
+        *trace_rules.torch_non_c_binding_in_graph_functions,
+    }
+    found = {name: generate.resolve(name) for name in listed}
+    assert len([name for name, function in found.items() if function is not None]) > 2000
+    assert [
+        name
+        for name, function in found.items()
+        if function is not None and not _in_the_table(function) and left_out.reason(name) is None
+    ] == []
+
+
+def test_each_function_of_python_that_dynamo_puts_into_graphs_is_in_the_table_or_left_out_by_a_rule() -> None:
+    functions = BuiltinVariable._fx_graph_functions()
+    assert len(functions) > 30
+    names = [
+        f"{function.__module__}.{function.__name__}" for function in functions if not _in_the_table(function)
+    ]
+    assert [name for name in names if left_out.reason(name) is None] == []
+
+
+@pytest.mark.parametrize("library", operators.REGISTERED_BY)
+def test_each_operator_of_pytorchs_libraries_is_in_the_table_or_left_out_by_a_rule(library: str) -> None:
+    generate.dispatcher_operators(library)  # registers them all
+    known = table.load(torch.__version__).functions
+    registered = {
+        f"torch.ops.{library}.{name.partition('::')[2].partition('.')[0]}"
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(f"{library}::")
+    }
+    assert registered
+    unknown = {name for name in registered - known if left_out.reason(name) is None}
+    assert {name for name in unknown if not _schemas_have_left_out_types(name)} == set()
+
+
+def _schemas_have_left_out_types(name: str) -> bool:
+    """Whether nothing is left of an operator without the overloads that Python cannot reach or no wire value fits."""
+    packet = generate.resolve(name)
+    if packet is None:
+        return True
+    return all(
+        left_out.TYPES.search(str(getattr(packet, overload)._schema)) for overload in packet.overloads()
+    )
+
+
+def test_each_method_of_a_tensor_is_in_the_table_or_left_out_by_a_rule() -> None:
+    methods = {name for name in dir(torch.Tensor) if callable(getattr(torch.Tensor, name))}
+    assert len(methods) > 500
+    known = table.load(torch.__version__).methods
+    assert {name for name in methods - known if left_out.reason(name) is None} == set()
+
+
+@pytest.mark.parametrize("version", table.VERSIONS)
+def test_nothing_in_a_table_is_left_out_by_a_rule(version: str) -> None:
+    ops = table.load(version)
+    assert [name for name in ops.functions if name.startswith("torch.ops.") and left_out.reason(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torch.from_file", "torch._C._jit_set_profiling_mode", "torch.set_default_dtype", "torch.ops.aten.set_"],
+)
+def test_what_reaches_outside_a_graph_has_a_reason_to_be_left_out(name: str) -> None:
+    assert name not in table.load(torch.__version__).functions
+    assert re.search("files|TorchScript|state|storage", left_out.reason(name) or "")
+
+
+def test_who_uses_such_a_function_reads_why_it_cannot_be_sent() -> None:
+    with pytest.raises(
+        Unsupported, match=r"torch\.set_default_dtype is not .*: it changes state of the process"
+    ):
+        targets.target_name(torch.set_default_dtype)
+
+
+@pytest.mark.parametrize("name", ["torch.ops.somebody.load", "torch.frobnicate", "os.system", "frobnicate"])
+def test_a_name_that_no_rule_knows_has_no_reason(name: str) -> None:
+    assert left_out.reason(name) is None
