@@ -1,10 +1,11 @@
 """Stage 2: refuses graphs with annotations that could change their code.
 
-A request has a graph's nodes, arguments and inputs, but not its annotations (`node.meta`, `gm.meta`). A graph inside it
-that no node names is left out: Dynamo leaves one behind where it inlines a nested_compile_region that is called once.
-AOTAutograd reads only hooks for saved tensors by their names, so a graph with those is not sent. The annotations listed here only say where code came from, or the worker computes them
-again. Any other could change the lowering (an activation memory budget, a region's own options, hooks for saved
-tensors), so a graph that has one is not sent.
+A request has a graph's nodes, arguments and inputs, but not its annotations (`node.meta`, `gm.meta`). The annotations
+listed here only say where code came from, or the worker computes them again. Any other could change the lowering (an
+activation memory budget, a region's own options), so a graph that has one is not sent.
+
+A graph inside it that no node names is left out: Dynamo leaves one behind where it inlines a nested_compile_region.
+AOTAutograd reads such graphs for hooks for saved tensors alone, by their names, and a graph with those is not sent.
 """
 
 from __future__ import annotations

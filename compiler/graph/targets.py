@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from ..errors import ForbiddenTarget, Unsupported
 from ..request import allowed_names
 from ..request.operator_table import left_out, libraries, table
-from ..torch_internals.dynamo import operators
+from ..torch_internals.dynamo import numpy_calls, operators
 from ..torch_internals.dynamo.types import HigherOrderOperator, OpOverload, OpOverloadPacket
 from . import dtensor_calls
 
@@ -30,6 +31,10 @@ def target_name(fn: Any) -> str:
     elif isinstance(fn, (OpOverload, OpOverloadPacket)):
         name = f"torch.ops.{fn}"
         if name in ops.functions or libraries.library_of(name) is not None:
+            return name
+    elif (called := numpy_calls.name_of(fn, _numpy_names())) is not None:
+        name = called
+        if name in ops.functions:
             return name
     else:
         try:
@@ -62,6 +67,8 @@ def resolve_target(name: str) -> Any:
     if name not in ops.functions and name not in ops.hops and libraries.library_of(name) is None:
         raise ForbiddenTarget(f"operator {name[:200]!r} is not in the table for torch {ops.torch}")
     try:
+        if name.startswith(numpy_calls.PREFIX):
+            return numpy_calls.wrapped(name, import_name)
         operators.register(name)
         return import_name(name)
     except (AttributeError, ImportError):
@@ -83,9 +90,22 @@ def import_name(name: str) -> Any:
 @functools.lru_cache(maxsize=1)
 def _function_names() -> dict[Any, str]:
     # Higher-order operators and overloads know their own names; other callables are looked up here.
+    return _names(lambda name: not name.startswith(("torch.ops.", numpy_calls.PREFIX)))
+
+
+@functools.lru_cache(maxsize=1)
+def _numpy_names() -> dict[Any, str]:
+    return _names(
+        lambda name: (
+            name.startswith(numpy_calls.PREFIX)
+            and not name.startswith((numpy_calls.OPERATOR, numpy_calls.METHOD))
+        )
+    )
+
+
+def _names(wanted: Callable[[str], bool]) -> dict[Any, str]:
     found = {}
-    for name in sorted(table.load(torch.__version__).functions):
-        if not name.startswith("torch.ops."):
-            with contextlib.suppress(AttributeError, ImportError):  # this torch is newer and no longer has it
-                found[import_name(name)] = name
+    for name in sorted(filter(wanted, table.load(torch.__version__).functions)):
+        with contextlib.suppress(AttributeError, ImportError):  # this torch is newer and no longer has it
+            found[import_name(name)] = name
     return found

@@ -62,8 +62,12 @@ SDPA_BACKENDS = frozenset(
     _words("CUDNN_ATTENTION EFFICIENT_ATTENTION ERROR FLASH_ATTENTION MATH OVERRIDEABLE")
 )
 
+NUMPY_ATTRIBUTES = frozenset(_words("T flat imag real shape size strides"))
+"""What a graph may read of an array of NumPy code."""
+
 TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
     "builtins.getattr": (1, ATTRIBUTES),
+    "torch._dynamo.utils.numpy_attr_wrapper": (1, NUMPY_ATTRIBUTES),
     "torch.nn.attention._backend_from_string": (0, SDPA_BACKENDS),
 }
 """Functions that look up a name: the argument's position (it is the last) and the names allowed."""

@@ -70,6 +70,7 @@ def functions(aten: dict[str, list[str]]) -> list[str]:
     names |= {f"math.{name}" for name in rules.MATH_FUNCTIONS}
     names |= {f"builtins.{name}" for name in rules.BUILTIN_FUNCTIONS}
     names |= set(rules.OTHER_FUNCTIONS)
+    names |= set(numpy_functions())
     for name in listed:
         owner, _, base = name.rpartition(".")
         if (owner in rules.BINDING_MODULES and base in aten) or (
@@ -82,8 +83,29 @@ def functions(aten: dict[str, list[str]]) -> list[str]:
     return _canonical(
         name
         for name, value in found.items()
-        if callable(value) and (name in rules.OTHER_FUNCTIONS or not isinstance(value, type))
+        if callable(value)
+        and (name.startswith("torch._numpy.") or name in rules.OTHER_FUNCTIONS or not isinstance(value, type))
     )
+
+
+def numpy_functions() -> list[str]:
+    """Functions and scalar types of PyTorch's form of NumPy."""
+    found = [
+        (f"{module}.{name}", value)
+        for module in rules.NUMPY_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
+        if callable(value) and not name.startswith("_") and value.__module__.startswith("torch._numpy")
+    ]
+    return [
+        name
+        for name, value in found
+        if left_out.reason(name) is None
+        and (
+            name in rules.NUMPY_FUNCTIONS
+            or value.__module__ in rules.NUMPY_DEFINED_IN
+            or hasattr(value, "typecode")  # a type of numbers
+        )
+    ]
 
 
 def _canonical(names: Iterable[str]) -> list[str]:
@@ -160,6 +182,8 @@ def generate() -> OperatorTable:
     libraries = {name: dispatcher_operators(name) for name in operators.REGISTERED_BY}
     aten = libraries["aten"]
     names = functions(aten)
+    names += [f"torch._numpy._operator.{name}" for name in rules.OPERATOR_FUNCTIONS]
+    names += [f"torch._numpy.ndarray.{name}" for name in rules.NUMPY_METHODS]
     for space, found in libraries.items():
         for base, overloads in found.items():
             names += [

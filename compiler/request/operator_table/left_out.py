@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from . import rules
 
-def _rules(patterns: Mapping[str, str]) -> Mapping[str, re.Pattern[str]]:
+
+def _reasons(patterns: Mapping[str, str]) -> Mapping[str, re.Pattern[str]]:
     return {reason: re.compile("".join(pattern.split()), re.ASCII) for reason, pattern in patterns.items()}
 
 
@@ -23,7 +25,7 @@ _MEMORY = "it reads files or memory, or changes a tensor's storage"
 _TRACING = "it is part of autograd, of tracing or of the dispatcher"
 _PYTHON = "it takes or gives functions, modules or other objects of Python"
 
-ATEN = _rules(
+ATEN = _reasons(
     {
         _MEMORY: "from_file|set_?|set_data|_set_.*|data|shallow_copy_data_?|_?resize_?|resize_as.*|_resize_.*",
         _STATE: """
@@ -56,11 +58,12 @@ ATEN = _rules(
 TYPES = re.compile(r"Storage|Stream|__torch__|QScheme|Any\b|PyObject")
 """In the schema of a dispatcher operator: types that no value on the wire can have, or that name storage."""
 
-FUNCTIONS = _rules(
+FUNCTIONS = _reasons(
     {
         _MEMORY: r"""
             torch\.(from_file|from_numpy|frombuffer|_preload_cuda_deps|_load_global_deps)
             |torch\.(_weights_only_unpickler|quantization)\.\w+
+            |torch\._numpy\.(from_dlpack|ndarray(\.resize)?)
             |torch\._C\._(from_dlpack|to_dlpack|construct_storage_from_data_pointer|tensor_impl_raw_handle
             |storage_\w+|has_storage|wrap_tensor_impl)""",
         "it is part of TorchScript": r"""
@@ -79,7 +82,7 @@ FUNCTIONS = _rules(
             |register_py_class_for_device|rename_privateuse1_backend|get_privateuse1_backend_name)
             |torch\.(is_vulkan_available|get_device_module|_register_device_module)""",
         _STATE: r"""
-            torch\.(set_\w+|use_deterministic_algorithms|compile)|torch\.(__future__|random|backends)\.(\w+\.)*\w+
+            torch\.(set_\w+|_numpy\.set_default_dtype|use_deterministic_algorithms|compile)|torch\.(__future__|random|backends)\.(\w+\.)*\w+
             |torch\._C\.(_(set|unset|init|push_on|pop|logging)_\w+|set_\w+|init_\w+|_\w+_init|_initExtension
             |_(add|remove)_cached_tensor|_(stash|get)_obj_in_tls|_vmapmode_\w+|clear_autocast_cache
             |autocast_\w+_nesting|_valgrind_\w+|_crash_if_\w+|_remove_worker_pids|_error_if_any_worker_fails
@@ -91,7 +94,8 @@ FUNCTIONS = _rules(
             |_meta_in_tls_dispatch_include|_dump_local_tls_set|_check_sparse_tensor_invariants
             |_functorch\.get_\w+|_valgrind_supported_platform)
             |torch\.nn\.(modules\.activation\._is_make_fx_tracing|parameter\.is_lazy)
-            |torch\.autograd\._profiler_enabled""",
+            |torch\.autograd\._profiler_enabled
+            |torch\._numpy\.(dtype|finfo|iinfo|can_cast|result_type|issubdtype)""",
         _TRACING: r"""
             torch\._(\w*functional\w*|debug_has_internal_overlap|mirror_autograd_meta_to)
             |torch\._C\._(dispatch_\w+|commit_update|replace_|overlaps|non_sym_sizes|new_symbolic_shape_symbol
@@ -105,10 +109,13 @@ FUNCTIONS = _rules(
             |torch\._functorch\.eager_transforms\.(functionalize|assert_flat\w+|_any_differentiable|_is_differentiable)
             |torch\.autograd\.((functional|function|graph)\.\w+|_\w+|variable)|torch\.amp\.\w+\.\w+
             |torch\.(is_storage|is_tensor|nn\.factory_kwargs|nn\.modules\.utils\.\w+)
+            |torch\._numpy\.(generic|number|((un)?signed)?integer|inexact|(complex)?floating|\w+Error)
             |torch\._utils\.(_dummy_type|_(un)?flatten_dense_tensors)""",
         _LAYOUTS: r"""
             torch\.(hsmm|saddmm|_pack_padded_sequence)|torch\.(sparse|nested|_C\._nested|_C\._sparse)(\.\w+)+
             |torch\.masked\._ops\._sparse\w+""",
+        "its random numbers may come from NumPy's generator": r"torch\._numpy\.random\.\w+",
+        "NumPy has no such function": r"torch\._numpy\.((fft|linalg)\.)?(DType|normalizer|upcast|linalg_errors|_\w+)",
         "PyTorch has removed it": r"torch\._linalg_utils\.(_?symeig|eig|lstsq|matrix_rank|solve)",
         "it is part of a function that is in the table": r"""
             torch\.(functional|masked\._ops|nn\.functional|nn\.grad|_lowrank)\._\w+
@@ -121,7 +128,7 @@ FUNCTIONS = _rules(
     }
 )
 
-METHODS = _rules(
+METHODS = _reasons(
     {
         "Dynamo answers it itself": r"__\w+__|new|tolist|is_shared",
         _MEMORY: r"(const_)?data_ptr|(_typed_|untyped_)?storage(_type)?|share_memory_|numpy|module_load",
@@ -137,14 +144,15 @@ METHODS = _rules(
 
 
 def reason(name: str) -> str | None:
-    """Why the table lacks a function (full name) or a method of torch.Tensor (its name alone); None: no rule says so."""
+    """Why the table lacks a function (full name) or a method of torch.Tensor (its name alone); None if no rule does."""
     owner, _, base = name.rpartition(".")
-    tables = [FUNCTIONS, ATEN] if owner else [METHODS, ATEN]
     if name.startswith("torch.ops."):
-        library, base = [*name.split("."), ""][2:4]
-        tables = [ATEN] if library in ("aten", "prims") else []
-    for rules in tables:
-        for found, pattern in rules.items():
-            if pattern.fullmatch(base if rules is ATEN else name):
+        owner, base = [*name.split("."), ""][2:4]
+    tables = [FUNCTIONS if owner else METHODS]
+    if owner in ("", "aten", "prims") or owner in rules.BINDING_MODULES:
+        tables.append(ATEN)
+    for table in tables:
+        for found, pattern in table.items():
+            if pattern.fullmatch(base if table is ATEN else name):
                 return found
     return None

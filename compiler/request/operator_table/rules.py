@@ -112,6 +112,7 @@ OTHER_FUNCTIONS = (
     "torch._functorch.eager_transforms._set_tensor_requires_grad",
     "torch._functorch.vmap.lazy_load_decompositions",
     "torch._higher_order_ops.InvokeQuant",
+    "torch._dynamo.utils.numpy_attr_wrapper",
 )
 
 # Modules whose Python functions Dynamo puts in a graph whole, and which do nothing but call operators.
@@ -136,9 +137,26 @@ BINDING_MODULES = {
 
 HIGHER_ORDER = _words(
     "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map "
-    "hints_wrapper invoke_quant invoke_quant_packed invoke_subgraph map_impl out_dtype scan tag_activation_checkpoint while_loop "
-    "while_loop_stack_output wrap wrap_activation_checkpoint wrap_with_autocast "
-    "wrap_with_set_grad_enabled"
+    "hints_wrapper invoke_quant invoke_quant_packed invoke_subgraph map_impl out_dtype scan "
+    "tag_activation_checkpoint while_loop while_loop_stack_output wrap wrap_activation_checkpoint "
+    "wrap_with_autocast wrap_with_set_grad_enabled"
+)
+
+# PyTorch's form of NumPy, for NumPy code that Dynamo traces: where it lies, the modules that define its functions, some
+# of its functions in another module, and methods of its arrays.
+NUMPY_MODULES = ("torch._numpy", "torch._numpy.fft", "torch._numpy.linalg")
+NUMPY_DEFINED_IN = (
+    "torch._numpy._funcs_impl",
+    "torch._numpy._reductions_impl",
+    "torch._numpy._ufuncs",
+    "torch._numpy.fft",
+    "torch._numpy.linalg",
+)
+NUMPY_FUNCTIONS = _words("torch._numpy.array torch._numpy.asarray torch._numpy.ascontiguousarray")
+NUMPY_METHODS = _words(
+    "__getitem__ __setitem__ all any argmax argmin argsort astype choose clip conj conjugate copy cumprod cumsum "
+    "diagonal dot fill flatten item max mean min nonzero prod ptp put ravel repeat reshape round searchsorted sort "
+    "squeeze std sum swapaxes take trace transpose var view"
 )
 
 # Tensor methods that bind no dispatcher operator. Dunders are arithmetic and indexing alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torchrelay.compiler.errors import Unsupported
 from torchrelay.compiler.graph import targets
-from torchrelay.compiler.request.operator_table import generate, left_out, table
+from torchrelay.compiler.request.operator_table import generate, left_out, rules, table
 from torchrelay.compiler.torch_internals.dynamo import operators
 
 
@@ -43,6 +44,19 @@ def test_each_function_of_python_that_dynamo_puts_into_graphs_is_in_the_table_or
         f"{function.__module__}.{function.__name__}" for function in functions if not _in_the_table(function)
     ]
     assert [name for name in names if left_out.reason(name) is None] == []
+
+
+def test_each_function_of_pytorchs_numpy_is_in_the_table_or_left_out_by_a_rule() -> None:
+    known = table.load(torch.__version__).functions
+    in_the_table = {generate.resolve(name) for name in known if name.startswith("torch._numpy.")}
+    assert len(in_the_table) > 300
+    left = {
+        f"{module}.{name}"
+        for module in rules.NUMPY_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
+        if callable(value) and value not in in_the_table
+    }
+    assert {name for name in left if left_out.reason(name) is None} == set()
 
 
 @pytest.mark.parametrize("library", operators.REGISTERED_BY)
@@ -84,7 +98,13 @@ def test_nothing_in_a_table_is_left_out_by_a_rule(version: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.from_file", "torch._C._jit_set_profiling_mode", "torch.set_default_dtype", "torch.ops.aten.set_"],
+    [
+        "torch.from_file",
+        "torch._C._jit_set_profiling_mode",
+        "torch.set_default_dtype",
+        "torch.ops.aten.set_",
+        "torch._numpy.set_default_dtype",
+    ],
 )
 def test_what_reaches_outside_a_graph_has_a_reason_to_be_left_out(name: str) -> None:
     assert name not in table.load(torch.__version__).functions
