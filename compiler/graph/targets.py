@@ -44,6 +44,7 @@ def target_name(fn: Any) -> str:
         if found is not None:
             return found
         name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+        name = name.replace("torch._VariableFunctionsClass.", "torch.")
     raise not_in_table(name)
 
 

@@ -67,7 +67,7 @@ KEY_FIELDS = {
     "autocast_state": (KEY, "ambient.autocast; the dtypes of those that are off: ambient.flags"),
     "disable_amp": (KEY, "ambient.autocast"),  # until 2.12
     "autograd_config": (KEY, "aot_options, or refused"),
-    "saved_tensors_hooks_fx_wrap_cache_hashes": (REFUSED, "a graph that no node calls"),
+    "saved_tensors_hooks_fx_wrap_cache_hashes": (REFUSED, "graphs with hooks for saved tensors"),
     "sac_context_fn_hashes": (REFUSED, "an annotation of nodes"),
     "region_activation_memory_budget": (REFUSED, "an annotation of nodes"),
     "region_activation_memory_budget_annotations": (REFUSED, "an annotation of nodes"),  # since 2.15

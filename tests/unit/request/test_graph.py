@@ -250,3 +250,27 @@ def test_a_decoded_graph_computes_what_the_original_did() -> None:
     decoded = decode.decode_graph(encoded, constants, device_index={}, symbols={})
     for expected, actual in zip(traced(x), decoded(x), strict=True):
         assert torch.equal(expected, actual)
+
+
+def test_a_graph_that_no_node_names_is_left_out_with_all_that_it_has() -> None:
+    """Dynamo leaves one behind where it inlines a region that is called once."""
+    inner = module(torch.sin, 1.0)
+    inner.meta["anything"] = True
+    gm = module(torch.cos, 2.0)
+    gm.add_module("subgraph_0", inner)
+    assert encode.encode_graph(gm) == encode.encode_graph(module(torch.cos, 2.0))
+
+
+@pytest.mark.parametrize("name", ["saved_tensors_hooks_pack_0", "saved_tensors_hooks_unpack_0"])
+def test_hooks_for_saved_tensors_are_refused_although_no_node_names_them(name: str) -> None:
+    gm = module(torch.cos, 2.0)
+    gm.add_module(name, module(torch.sin, 1.0))
+    with pytest.raises(Unsupported, match="hooks for saved tensors"):
+        encode.encode_graph(gm)
+
+
+def test_what_a_graph_inside_a_named_graph_has_is_refused() -> None:
+    inner = module(torch.sin, 1.0)
+    inner.meta["anything"] = True
+    with pytest.raises(Unsupported, match="subgraph_0 has the annotation 'anything'"):
+        encode.encode_graph(module(torch.cos, "$subgraph_0", held={"subgraph_0": inner}))

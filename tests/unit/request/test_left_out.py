@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torchrelay.compiler.errors import Unsupported
-from torchrelay.compiler.graph import targets
+from torchrelay.compiler.graph import encode, targets
 from torchrelay.compiler.request.operator_table import generate, left_out, rules, table
 from torchrelay.compiler.torch_internals.dynamo import operators
 
@@ -116,6 +118,26 @@ def test_who_uses_such_a_function_reads_why_it_cannot_be_sent() -> None:
         Unsupported, match=r"torch\.set_default_dtype is not .*: it changes state of the process"
     ):
         targets.target_name(torch.set_default_dtype)
+
+
+def test_a_refused_operator_is_named_with_the_line_of_the_program_that_calls_it() -> None:
+    refused: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        with pytest.raises(Unsupported) as caught:
+            encode.encode_graph(gm)
+        refused.append(caught.value.message)
+        return gm.forward
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch._unsafe_masked_index(x, x > 0, [torch.arange(3)], 0.0)
+
+    torch.compile(call, backend=backend)(torch.randn(3))
+    line = call.__code__.co_firstlineno + 1
+    (message,) = refused
+    assert f" at {__file__}:{line}: " in message
+    assert "torch._unsafe_masked_index is not in the table" in message
+    assert "trusts its indices" in message
 
 
 @pytest.mark.parametrize("name", ["torch.ops.somebody.load", "torch.frobnicate", "os.system", "frobnicate"])

@@ -1,0 +1,197 @@
+"""PyTorch's own test databases as cases: a callable and its arguments, for each operator, module, optimizer and so on.
+
+Each entry gives its first sample on the CPU. The databases come with torch (torch.testing._internal); they need
+expecttest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch.testing._internal.autograd_function_db import autograd_function_db
+from torch.testing._internal.common_methods_invocations import (
+    foreach_binary_op_db,
+    foreach_other_op_db,
+    foreach_pointwise_op_db,
+    foreach_reduce_op_db,
+    foreach_unary_op_db,
+    op_db,
+)
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import optim_db
+from torch.testing._internal.custom_op_db import custom_op_db
+from torch.testing._internal.hop_db import hop_db
+
+DTYPES = (
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
+
+
+class Call(NamedTuple):
+    """function(*args, **kwargs) is what a case computes."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Case(NamedTuple):
+    """An entry of a database. make: its call, on new tensors; None where the entry has no sample."""
+
+    name: str
+    make: Callable[[], Call | None]
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+
+
+def operators() -> Iterator[Case]:
+    """Each operator that supports the CPU, with float32 or else the first dtype that it supports."""
+    for entry in op_db:
+        dtypes = entry.supported_dtypes("cpu")
+        if dtypes:
+            yield _operator(f"operators/{_name(entry)}", entry, _first_dtype(dtypes))
+
+
+def inplace_variants() -> Iterator[Case]:
+    for entry in op_db:
+        dtypes = entry.supported_dtypes("cpu")
+        if dtypes and entry.inplace_variant is not None:
+            dtype = _first_dtype(dtypes)
+            yield _operator(f"inplace/{_name(entry)}", entry, dtype, entry.inplace_variant)
+
+
+def dtypes() -> Iterator[Case]:
+    """Every tenth operator with each of eight dtypes."""
+    for entry in [entry for entry in op_db if entry.supported_dtypes("cpu")][::10]:
+        for dtype in DTYPES:
+            if dtype in entry.supported_dtypes("cpu"):
+                yield _operator(f"dtypes/{_name(entry)} {str(dtype).removeprefix('torch.')}", entry, dtype)
+
+
+def foreach() -> Iterator[Case]:
+    databases = (
+        foreach_unary_op_db,
+        foreach_binary_op_db,
+        foreach_pointwise_op_db,
+        foreach_reduce_op_db,
+        foreach_other_op_db,
+    )
+    for database in databases:
+        for entry in database:
+            yield _operator(f"foreach/{entry.name}", entry, torch.float32)
+            if entry.inplace_variant is not None:
+                yield _operator(f"foreach/{entry.name}_", entry, torch.float32, entry.inplace_variant)
+
+
+def higher_order_operators() -> Iterator[Case]:
+    for entry in hop_db:
+        yield _operator(f"higher-order/{_name(entry)}", entry, torch.float32)
+
+
+def autograd_functions() -> Iterator[Case]:
+    for entry in autograd_function_db:
+        yield _operator(f"autograd/{_name(entry)}", entry, torch.float32)
+
+
+def custom_operators() -> Iterator[Case]:
+    for entry in custom_op_db:
+        yield _operator(f"custom/{_name(entry)}", entry, torch.float32)
+
+
+def modules() -> Iterator[Case]:
+    """Each module, training and not."""
+    for entry in module_db:
+        for training in (True, False):
+            if entry.train_and_eval_differ or training:
+                state = "train" if training else "eval"
+                yield Case(f"modules/{entry.name} {state}", _module(entry, training))
+
+
+def optimizers() -> Iterator[Case]:
+    """Each optimizer's step, with each set of options of its database that a graph can have."""
+    for entry in optim_db:
+        for position, sample in enumerate(entry.optim_inputs_func(device="cpu")):
+            if not sample.kwargs.get("differentiable"):  # needs parameters that are no leaves
+                described = " ".join(f"{name}={value}" for name, value in sample.kwargs.items()) or "default"
+                name = f"optimizers/{entry.optim_cls.__name__} {position} {described}"
+                yield Case(name, _optimizer(entry, sample.kwargs))
+
+
+def _name(entry: Any) -> str:
+    return f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else str(entry.name)
+
+
+def _first_dtype(dtypes: Any) -> torch.dtype:
+    if torch.float32 in dtypes:
+        return torch.float32
+    first: torch.dtype = min(dtypes, key=str)
+    return first
+
+
+def _operator(name: str, entry: Any, dtype: torch.dtype, variant: Callable[..., Any] | None = None) -> Case:
+    def make() -> Call | None:
+        seed()
+        sample = next(iter(entry.sample_inputs("cpu", dtype, requires_grad=False)), None)
+        if sample is None:
+            return None
+        function = variant or entry.op
+        return Call(function, (sample.input, *sample.args), dict(sample.kwargs))
+
+    return Case(name, make)
+
+
+def _module(entry: Any, training: bool) -> Callable[[], Call | None]:
+    def make() -> Call | None:
+        seed()
+        samples = entry.module_inputs_func(
+            entry, device="cpu", dtype=torch.float32, requires_grad=False, training=training
+        )
+        sample = next((sample for sample in samples if sample.forward_input is not None), None)
+        if sample is None:
+            return None
+        made = sample.constructor_input
+        module = entry.module_cls(*made.args, **made.kwargs).train(training)
+        given = sample.forward_input
+        return Call(module, tuple(given.args), dict(given.kwargs))
+
+    return make
+
+
+def _optimizer(entry: Any, options: dict[str, Any]) -> Callable[[], Call | None]:
+    def make() -> Call | None:
+        seed()
+        parameters = [torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Parameter(torch.randn(2, 5))]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = entry.optim_cls(parameters, **options)
+        return Call(optimizer.step, (), {})
+
+    return make
+
+
+DATABASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "operators": operators,
+    "inplace": inplace_variants,
+    "dtypes": dtypes,
+    "foreach": foreach,
+    "modules": modules,
+    "optimizers": optimizers,
+    "higher-order": higher_order_operators,
+    "autograd": autograd_functions,
+    "custom": custom_operators,
+}
