@@ -1,9 +1,9 @@
 """Stage 2, offline: why a name that Dynamo may put into a graph is not in the closed table.
 
 Each rule is a reason and a pattern for whole names. ATEN: base names of dispatcher operators (before the overload);
-generate.py drops what it matches. FUNCTIONS: full names of Python functions and bindings. METHODS: methods of
-torch.Tensor. The tests compare the table with Dynamo's own lists, and fail for a name that is neither in the table nor
-left out here. Users read the reasons (compiler/graph/targets.py).
+generate.py drops what it matches. FUNCTIONS: full names of Python functions and bindings. HIGHER_ORDER: names in
+torch.ops.higher_order. METHODS: methods of torch.Tensor. The tests compare the table with Dynamo's own lists, and fail
+for a name that is neither in the table nor left out here. Users read the reasons (compiler/graph/targets.py).
 """
 
 from __future__ import annotations
@@ -128,6 +128,22 @@ FUNCTIONS = _reasons(
     }
 )
 
+HIGHER_ORDER = _reasons(
+    {
+        "it runs or holds functions of the program": """
+            flat_apply|invoke_leaf_function|trace_wrapped|dynamo_bypassing_wrapper|call_torchbind|custom_function_call
+            |register_hook|_export_tracepoint|strict_mode""",
+        "AOTAutograd or Inductor itself makes it": """
+            auto_functionalized(_v2)?|with_effects|(graphsafe_)?run_(and_save|with)_rng_state|run_dtensor_rng_op
+            |run_const_graph|inductor_compiled_code|triton_kernel_wrapper_functional""",
+        "its text is code for a GPU": "inline_asm_elementwise",
+        "its callers need a permission of their own": "triton_kernel_wrapper_mutation",
+        "it is for another compiler": "(aoti|executorch)_call_delegate",
+        "it prints": "print",
+        "it spreads tensors over devices": "local_map_hop",
+    }
+)
+
 METHODS = _reasons(
     {
         "Dynamo answers it itself": r"__\w+__|new|tolist|is_shared",
@@ -148,7 +164,10 @@ def reason(name: str) -> str | None:
     owner, _, base = name.rpartition(".")
     if name.startswith("torch.ops."):
         owner, base = [*name.split("."), ""][2:4]
-    tables = [FUNCTIONS if owner else METHODS]
+    if owner == "higher_order":
+        tables, name = [HIGHER_ORDER], base
+    else:
+        tables = [FUNCTIONS if owner else METHODS]
     if owner in ("", "aten", "prims") or owner in rules.BINDING_MODULES:
         tables.append(ATEN)
     for table in tables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from collections.abc import Callable
 from typing import Any
@@ -83,6 +84,15 @@ def _schemas_have_left_out_types(name: str) -> bool:
     return all(
         left_out.TYPES.search(str(getattr(packet, overload)._schema)) for overload in packet.overloads()
     )
+
+
+def test_each_higher_order_operator_is_in_the_table_or_left_out_by_a_rule() -> None:
+    for module in pkgutil.iter_modules(torch._higher_order_ops.__path__):
+        importlib.import_module(f"torch._higher_order_ops.{module.name}")
+    names = {f"torch.ops.higher_order.{name}" for name in torch._ops._higher_order_ops}
+    assert len(names) > 25
+    known = table.load(torch.__version__).hops
+    assert {name for name in names - known if left_out.reason(name) is None} == set()
 
 
 def test_each_method_of_a_tensor_is_in_the_table_or_left_out_by_a_rule() -> None:
