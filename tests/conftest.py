@@ -68,11 +68,12 @@ SHARE = re.compile(r"\d+/[1-9]\d*")
 ONE_SERVICE = ("tests/compile/", "tests/e2e/", "tests/train_parallel/")
 """Folders whose tests share one service: each folder goes to one process, as a whole ..."""
 OWN_SERVICES = (
+    "tests/compile/databases/test_captured.py",
     "tests/e2e/own_service/",
     "tests/e2e/apart/test_two_clusters.py",
     "tests/e2e/apart/test_up_apart.py",
 )
-"""... but for files that start services of their own and long ones: these begin next."""
+"""... but for files that start services of their own, or none, and long ones: these begin next."""
 
 
 def _shared(nodeid: str) -> str:
