@@ -7,6 +7,7 @@ with the node's name."""
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -22,6 +23,9 @@ from .annotations import refuse_annotations, user_line
 from .targets import not_in_table, target_name
 from .torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
 
+_ASSERTION = re.compile(r"torch\.(ops\.aten\.)?(_functional)?_?(assert|check)\w*(\.\w+)?")
+"""Operators whose texts are only messages."""
+_UNPRINTED = re.compile(r"[\x00-\x1f\x7f]+")
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -152,6 +156,11 @@ class _Encoder:
             case _:
                 raise Unsupported(f"{node.op} of {type(node.target).__name__} {node.target}")
         args, kwargs = list(node.args), dict(node.kwargs)
+        if node.op == "call_function" and _ASSERTION.fullmatch(target):
+            args = [_message(value) if isinstance(value, str) else value for value in args]
+            kwargs = {
+                name: _message(value) if isinstance(value, str) else value for name, value in kwargs.items()
+            }
         if target in ("to", "cuda") and node.op == "call_method" and len(args) > 1 and type(args[1]) is int:
             args[1] = torch.device("cuda", args[1])
         if type(kwargs.get("device")) is int:
@@ -270,3 +279,9 @@ class _Encoder:
             return schema.Sym(size_expr.render(symbolic_shapes.sym_expr(value), self._symbols))
         except BadExpression as error:
             raise Unsupported(f"symbolic argument {value}: {error.message}") from None
+
+
+def _message(text: str) -> str:
+    """An assertion's message without what a text on the wire cannot have. Inductor writes it into C++ as it is."""
+    plain = _UNPRINTED.sub(" ", text).replace('"', "'").replace("\\", "/")
+    return plain[: allowed_names.MAX_TEXT]

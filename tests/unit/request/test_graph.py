@@ -274,3 +274,17 @@ def test_what_a_graph_inside_a_named_graph_has_is_refused() -> None:
     inner.meta["anything"] = True
     with pytest.raises(Unsupported, match="subgraph_0 has the annotation 'anything'"):
         encode.encode_graph(module(torch.cos, "$subgraph_0", held={"subgraph_0": inner}))
+
+
+@pytest.mark.parametrize("target", [torch._assert_async, torch.ops.aten._assert_async.msg, torch._assert])
+def test_an_assertions_message_has_no_quotes_on_the_wire(target: Any) -> None:
+    text = 'it\'s "\\n" or\nnot' + "." * 2000
+    _, sent = first_call(module(target, True, text)).args
+    assert isinstance(sent, str)
+    assert sent.startswith("it's '/n' or not...")
+    assert allowed_names.TEXT.fullmatch(sent) and len(sent) == allowed_names.MAX_TEXT
+
+
+def test_another_text_with_quotes_is_refused() -> None:
+    with pytest.raises(Unsupported, match="a text with quotes"):
+        encode.encode_graph(module(torch.einsum, 'a"b', torch.float32))

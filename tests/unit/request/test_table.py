@@ -30,7 +30,7 @@ def test_the_shipped_table_is_the_generated_one(tmp_path: Path) -> None:
         str(tmp_path / "made.json"),
     ]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
-    subprocess.run(command, env=kept, cwd=tmp_path, check=True, timeout=120)
+    subprocess.run(command, env=kept, cwd=tmp_path, check=True, timeout=300)
     assert (tmp_path / "made.json").read_text() == shipped.read_text()
 
 
@@ -139,6 +139,7 @@ HARMLESS = frozenset(
         "torch._C._set_fwd_grad_enabled",
         "torch._C._set_grad_enabled",
         "torch._dynamo.utils.numpy_attr_wrapper",
+        "torch._numpy.resize",
         "torch._functorch.eager_transforms._set_tensor_requires_grad",
         "torch._functorch.vmap.lazy_load_decompositions",
         "torch.autograd.forward_ad._maybe_load_decompositions",
