@@ -145,7 +145,7 @@ def test_a_refused_operator_is_named_with_the_line_of_the_program_that_calls_it(
     torch.compile(call, backend=backend)(torch.randn(3))
     line = call.__code__.co_firstlineno + 1
     (message,) = refused
-    assert f" at {__file__}:{line}: " in message
+    assert f" at {__file__}:{line}): " in message
     assert "torch._unsafe_masked_index is not in the table" in message
     assert "trusts its indices" in message
 
