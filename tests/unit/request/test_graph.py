@@ -86,7 +86,7 @@ def test_another_value_is_unsupported_and_its_node_named(value: Any) -> None:
 @pytest.mark.parametrize("text", ['say "x"', "a\\b", "two\nlines", "x" * 2000])
 def test_a_text_that_could_end_a_literal_is_unsupported(text: str) -> None:
     with pytest.raises(Unsupported, match="text"):
-        encode.encode_graph(module(torch._assert_async, 1, text))
+        encode.encode_graph(module(torch.einsum, text, 1))
 
 
 @pytest.mark.parametrize("dtype", sorted(allowed_names.DTYPE_BYTES))
@@ -283,8 +283,3 @@ def test_an_assertions_message_has_no_quotes_on_the_wire(target: Any) -> None:
     assert isinstance(sent, str)
     assert sent.startswith("it's '/n' or not...")
     assert allowed_names.TEXT.fullmatch(sent) and len(sent) == allowed_names.MAX_TEXT
-
-
-def test_another_text_with_quotes_is_refused() -> None:
-    with pytest.raises(Unsupported, match="a text with quotes"):
-        encode.encode_graph(module(torch.einsum, 'a"b', torch.float32))
