@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ...torch_internals.dynamo import operators
 from . import left_out, rules
 from .table import ConfigOption, OperatorTable, portable
 
@@ -28,7 +27,7 @@ from .table import ConfigOption, OperatorTable, portable
 
 def dispatcher_operators(namespace: str) -> dict[str, list[str]]:
     """Base name -> overloads of every dispatcher operator of a library that the rules keep."""
-    importlib.import_module(operators.REGISTERED_BY[namespace])
+    importlib.import_module(rules.REGISTERED_BY[namespace])
     kept: dict[str, list[str]] = {}
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         space, _, rest = full.partition("::")
@@ -179,7 +178,7 @@ def fixed_entries(sent: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def generate() -> OperatorTable:
     """The table for the installed torch."""
-    libraries = {name: dispatcher_operators(name) for name in operators.REGISTERED_BY}
+    libraries = {name: dispatcher_operators(name) for name in rules.REGISTERED_BY}
     aten = libraries["aten"]
     names = functions(aten)
     names += [f"torch._numpy._operator.{name}" for name in rules.OPERATOR_FUNCTIONS]

@@ -126,6 +126,13 @@ FUNCTIONAL_MODULES = (
     "torch._linalg_utils",
 )
 
+REGISTERED_BY: dict[str, str] = {
+    "aten": "torch",
+    "prims": "torch._inductor.inductor_prims",
+    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+}
+"""PyTorch's libraries of operators that a graph may call, and the module that registers all that are in each."""
+
 # Modules of C bindings: a name is taken if it binds a dispatcher operator (with the module's prefix).
 BINDING_MODULES = {
     "torch": "",

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from ...request.operator_table.rules import REGISTERED_BY
+
 LOG_API_USAGE: Any = getattr(torch._C, "_log_api_usage_once", None)
 """Counts API usage and computes nothing; some libraries' graphs hold calls of it."""
-
-
-REGISTERED_BY: Mapping[str, str] = {
-    "aten": "torch",
-    "prims": "torch._inductor.inductor_prims",
-    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
-}
-"""PyTorch's libraries of operators that a graph may call, and the module that registers all that are in each."""
 
 
 def register(name: str) -> None:
