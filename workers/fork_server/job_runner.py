@@ -142,7 +142,7 @@ def _prepare(job: WorkerJob, context: JobContext, owner: JobOwner) -> None:
         )
         sandbox = Sandbox("none", context.view, work, [])
         with started_child(lambda pipes: body(pipes=pipes), work / "log", sandbox) as started:
-            _JobMonitor(job, job.seconds, started, context.settings, owner, lambda: None).run()
+            _JobMonitor(job, work, job.seconds, started, context.settings, owner, lambda: None).run()
     context.prepared.add(name)
 
 
