@@ -23,7 +23,17 @@ from ...compiler.api.trace_context import TRACE_HEADER
 from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
-from ...compiler.errors import GatewayUnreachable, NotCached, NotFound, SchemaMismatch, ServiceError
+from ...compiler.errors import (
+    CompileFailed,
+    CompileKilled,
+    CompileTimeout,
+    GatewayUnreachable,
+    NotCached,
+    NotFound,
+    SchemaMismatch,
+    ServiceError,
+    VerifyFailed,
+)
 from ...compiler.request import codec
 from .connection import HttpResponse, backoff, decode
 from .deadline import Deadline
@@ -34,6 +44,8 @@ from .trace import trace_of_caller
 _AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
 _UPLOAD_SECONDS = 60.0
+_OF_THE_REQUEST = (CompileFailed, CompileKilled, CompileTimeout, VerifyFailed)
+"""Failures that a service remembers for requests with the same example sizes. The key is without these."""
 _SUBMISSIONS = 3
 """Requests for one graph, if the service forgets a compile that it had accepted."""
 
@@ -79,6 +91,11 @@ class SubmittedCompile:
         """Whether `result` has the artifact at once."""
         return self._answer.status == 200
 
+    @property
+    def _coalesced(self) -> bool:
+        """Whether it waits for what another request began."""
+        return not self.hit and self._answer.headers.get("x-torchrelay-cache") == "coalesced"
+
     def result(self) -> FetchResult:
         """The artifact, after the end of its compile. Raises as `GatewayClient.compile` does."""
         _, key, _, clock, headers = self._arguments
@@ -93,6 +110,10 @@ class SubmittedCompile:
                     CompileWait(self._client._connection, key, clock, headers).run()
                     waited = time.monotonic() - self._accepted
                     data = self._client._fetch(key, clock, headers)
+                except _OF_THE_REQUEST:  # with another's example sizes: this request may still be compiled
+                    if attempt or not self._coalesced:
+                        raise
+                    continue
                 except NotFound as error:
                     lost = error
                     clock.sleep(backoff(0))
@@ -100,7 +121,7 @@ class SubmittedCompile:
             return FetchResult(
                 data=data,
                 hit=self.hit,
-                coalesced=not self.hit and self._answer.headers.get("x-torchrelay-cache") == "coalesced",
+                coalesced=self._coalesced,
                 wait_seconds=waited,
                 fetch_seconds=time.monotonic() - self._start - waited,
             )

@@ -43,6 +43,11 @@ def _keyed(request: schema.GraphRequest) -> schema.GraphRequest:
     return msgspec.structs.replace(request, symbols=symbols)
 
 
+def unkeyed(request: schema.GraphRequest) -> str:
+    """A digest of what the key leaves out and a compile may fail of: the hints; '' if it leaves out nothing."""
+    return "" if _keyed(request) is request else _digest(request.symbols)
+
+
 def _without_hint(symbol: schema.Symbol) -> dict[str, str | int | None]:
     return {name: value for name, value in msgspec.structs.asdict(symbol).items() if name != "hint"}
 

@@ -31,6 +31,8 @@ class CompileRequest(Struct, frozen=True):
     """Digests of these sources (kernels.source_digest)."""
     threads: int | None = None
     """Threads in which kernels are measured, 0 on a GPU; None: it tunes nothing, or takes all from a strict lock."""
+    unkeyed: str = ""
+    """key.unkeyed."""
 
 
 class ParseInput(Struct, frozen=True):
@@ -54,6 +56,7 @@ def parse(body: bytes, limits: codec.Limits) -> CompileRequest:
         [kernel.name for kernel in request.kernels],
         sorted({tuning_kernels.source_digest(kernel) for kernel in request.kernels}),
         _search_threads(request),
+        key.unkeyed(request),
     )
 
 

@@ -23,7 +23,7 @@ from ...compiler.artifact.manifest import Manifest
 from ...compiler.artifact.programs import shared
 from ...compiler.artifact.programs.shared import ProgramUpload
 from ...compiler.artifact.signing import Statement, Trust
-from ...compiler.errors import ArtifactError, MalformedRequest, SignatureError, Unavailable
+from ...compiler.errors import ArtifactError, Forbidden, MalformedRequest, SignatureError, Unavailable
 from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
 from ..base.metrics import GatewayMetrics
@@ -88,6 +88,8 @@ class Offer(Struct, frozen=True):
     recalled: int = 0
     unverified: bool = False
     """Whether its worker compared nothing with eager; the manifest says why."""
+    unkeyed: str = ""
+    """Of the request that was compiled (CompileNeeds)."""
 
 
 async def make_offer(key: str, data: ArtifactFile, components: dict[str, str]) -> Offer:
@@ -293,10 +295,11 @@ class ArtifactCache:
         """Publishes an artifact that was signed elsewhere; returns its key, and whether it was new.
 
         It gets this installation's own signature, which names the accepted one as its origin and is all that clients
-        check. Raises MalformedRequest unless a key that this service trusts signed it; Unavailable, RedisError.
+        check. Raises MalformedRequest unless a key that this service trusts signed it; Forbidden for a program, unless
+        the token may give programs; Unavailable, RedisError.
         """
         try:
-            key, signed = await self._keyring.in_thread(self._countersigned, data)
+            key, signed = await self._keyring.in_thread(self._countersigned, data, by)
             offer = await make_offer(key, signed, {})  # nobody signed the components
         except (ArtifactError, SignatureError) as error:
             raise MalformedRequest(
@@ -323,12 +326,19 @@ class ArtifactCache:
         event = _audit_event("program_stored", offer, name=by.name, token=by.id)
         return "stored" if await self._put(_IMPORT, offer, event) else "taken"
 
-    def _countersigned(self, data: ArtifactFile) -> tuple[str, ArtifactFile]:
-        """The artifact's key, and the artifact as it is served here. Raises ArtifactError, SignatureError."""
-        key = container.read_manifest(data).key
+    def _countersigned(self, data: ArtifactFile, by: Grant) -> tuple[str, ArtifactFile]:
+        """The artifact's key, and the artifact as it is served here. Raises ArtifactError, SignatureError,
+        Forbidden."""
+        said = container.read_manifest(data)
+        key = said.key
         if not _KEY.fullmatch(key):
             raise ArtifactError("the artifact's key is none")
         _, accepted = container.check(data, self._keyring.import_trust(), key=key)
+        if shared.holds_program(said) and not by.programs:
+            raise Forbidden(
+                f"it is a program, and the token of {by.name!r} may not give programs to others",
+                hint="Ask an administrator for a token with --allow-programs",
+            )
         namespace = self._keys.namespace
         if accepted.key_id not in self._keyring.trust(namespace).keys or accepted.namespace != namespace:
             head = self._keyring.signed_head(data, key=key, namespace=namespace, origin=accepted.key_id)
@@ -360,7 +370,7 @@ class ArtifactCache:
     async def _offer(self, lease_token: str, offer: Offer, place: StorageTier, event: AuditEvent) -> bytes:
         keys, key = self._keys, offer.key
         answer = await self._scripts.publish(
-            keys=[*keys.entry_keys(key), *keys.compile_keys(key)],
+            keys=[*keys.entry_keys(key), *keys.compile_keys(key, offer.unkeyed)],
             args=[
                 key,
                 self._audit.entries,

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 import structlog
 
 from ...compiler.errors import RelayError
-from ...compiler.request.schema import REVISION
 from ..admission.compile_request import CompileRequest
 from .single_flight import CompileNeeds, Leases
 
@@ -65,7 +64,7 @@ class CompileQueue:
 
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        needs = CompileNeeds(request.toolchain, request.target, REVISION)
+        needs = self._leases.needs(request)
         key = request.key
         if (first := self._first.get(key)) is not None:
             await first.wait()  # of a thousand that ask together, one sends the body

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
 
+import msgspec
 import structlog
 from redis.exceptions import RedisError
 
@@ -155,7 +156,7 @@ class Flights:
 
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        needs = CompileNeeds(request.toolchain, request.target, REVISION)
+        needs = self._leases.needs(request)
         if await self._leases.queue(request.key, body, needs, finish=False) == "hit":
             return "hit", None
         flight = await self.take(request.key, needs)
@@ -298,6 +299,7 @@ class Flights:
         with self._tracer.span("sign"):
             signed = await self._sign(flight, request.key, data)
         offer = await make_offer(request.key, signed, request.components)
+        offer = msgspec.structs.replace(offer, unkeyed=flight.lease.needs.unkeyed)
         with self._tracer.span("publish"):
             published = await self._publish(flight, offer)
         if published:

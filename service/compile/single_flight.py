@@ -8,6 +8,7 @@ never comes twice, so writes of an old holder are refused. Every step is one Lua
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid
 from functools import partial
 from typing import Literal
@@ -15,11 +16,12 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding
+from ...compiler import VERSION, decoding
 from ...compiler.api import compiles
 from ...compiler.api.trace_context import TraceContext, parse_traceparent
 from ...compiler.errors import Overloaded, OverQuota, RelayError, from_code
 from ...compiler.request import codec, schema
+from ..admission.compile_request import CompileRequest
 from ..base.settings import ServiceSettings
 from ..base.tracing import trace_header
 from ..storage.redis.fair_pool import reserved_for_leases
@@ -28,12 +30,14 @@ from ..storage.redis.scripts import Scripts
 
 
 class CompileNeeds(Struct, frozen=True):
-    """Which workers can compile a request."""
+    """Which workers can compile a request, and what else its compile may fail of."""
 
     toolchain: schema.Toolchain
     target: schema.Target
     revision: str = schema.FIRST_REVISION
     """Of the gateway that made its key (schema.REVISION)."""
+    unkeyed: str = ""
+    """A digest of what a failure depends on besides the key: a request that differs in it is compiled all the same."""
 
 
 class Lease(Struct, frozen=True):
@@ -72,6 +76,17 @@ class Leases:
         self._lease_ms = int(settings.lease_seconds * 1000)
         self._ttl_ms = int((settings.progress_ttl_seconds + settings.compile_deadline_seconds) * 1000)
         self._abandon_ms = int(settings.abandon_seconds * 1000)
+
+    def needs(self, request: CompileRequest) -> CompileNeeds:
+        """Of this request, under the limits of this installation's compiles and the code of this version."""
+        limits = self._settings.compile_deadline_seconds, self._settings.worker_memory_limit_bytes
+        known = VERSION, *limits, request.unkeyed
+        return CompileNeeds(
+            request.toolchain,
+            request.target,
+            schema.REVISION,
+            hashlib.sha256(msgspec.msgpack.encode(known)).hexdigest()[:16],
+        )
 
     async def queue(
         self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
@@ -125,13 +140,13 @@ class Leases:
         over or not known."""
         owner = uuid.uuid4().hex
         match await self._acquire(key, owner, b"", needs=needs, finish=False, mode="take"):
-            case [b"lease", fence, body, taken, waited_ms, wanted, trace]:
+            case [b"lease", fence, body, taken, waited_ms, wanted, trace, what]:
                 return Lease(
                     key,
                     owner,
                     fence.decode(),
                     body,
-                    needs,
+                    decoding.from_msgpack(what, type=CompileNeeds),
                     int(taken),
                     int(waited_ms) / 1000,
                     wanted=bool(int(wanted)),
@@ -151,7 +166,7 @@ class Leases:
     ) -> list[bytes]:
         keys, settings = self._keys, self._settings
         answer: list[bytes] = await self._scripts.acquire(
-            keys=keys.compile_keys(key),
+            keys=keys.compile_keys(key, needs.unkeyed),
             args=[
                 *self._renewal(key, owner, body, needs),
                 int(finish),
@@ -215,7 +230,7 @@ class Leases:
         body = codec.to_json(compiles.ErrorBody(error.code, error.message, error.advice))
         remember_ms = int(remember_seconds * 1000)
         answer = await self._scripts.fail(
-            keys=self._keys.compile_keys(lease.key),
+            keys=self._keys.compile_keys(lease.key, lease.needs.unkeyed),
             args=[
                 *(lease.key, lease.token, self._ttl_ms, self._keys.wake, body, error.message, remember_ms),
                 _LONGEST_MEMORY_MS if growing else 0,

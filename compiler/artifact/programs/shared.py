@@ -92,6 +92,11 @@ def same_program(said: Manifest, upload: ProgramUpload) -> bool:
     return said.members == [mine]
 
 
+def holds_program(said: Manifest) -> bool:
+    """Whether `unpack` may find a program in the artifact with this manifest, which is what is signed."""
+    return any(each.name == _MEMBER for each in said.members)
+
+
 def unpack(artifact: Artifact) -> FrameProgram:
     """The program in a verified artifact. Raises ArtifactError."""
     try:

@@ -47,6 +47,7 @@ _SEGMENTS = 8
 """Of these, how many one request looks at."""
 MOST_FILES = 1_000
 _ARCHIVE_BYTES = 256 << 20
+_HIDDEN = "(hidden)"
 
 Series = Literal["metrics", "logs", "history"]
 """history: events that are neither."""
@@ -124,7 +125,11 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         return _loaded(await self._fields(job))
 
     def _shown(self, fields: Fields) -> TrainJob:
-        return _loaded(fields).job
+        """Without the values of its environment: many are secrets, and more people may read jobs than start them."""
+        job = _loaded(fields).job
+        names = dict.fromkeys(job.spec.environment, _HIDDEN)
+        spec = msgspec.structs.replace(job.spec, environment=names)
+        return msgspec.structs.replace(job, spec=spec)
 
     # --- running -------------------------------------------------------------------------------------------
 

@@ -183,8 +183,8 @@ class Keys:
             self.changed,
         ]
 
-    def compile_keys(self, key: str) -> list[str]:
-        """KEYS of the scripts in lua/lease/."""
+    def compile_keys(self, key: str, unkeyed: str = "") -> list[str]:
+        """KEYS of the scripts in lua/lease/. unkeyed: see CompileNeeds."""
         return [
             self.index(key),
             self.lease(key),
@@ -194,11 +194,11 @@ class Keys:
             self.request(key),
             self.run(key),
             self.waiters(key),
-            self.failed(key),
+            self.failed(key, unkeyed),
             self.stats,
             self.spent,
             self.namespaces,
-            self.kills(key),
+            self.kills(key, unkeyed),
             self.pending,
             self.changed,
             self.pending_bytes,
@@ -284,13 +284,13 @@ class Keys:
         """What a dispatcher says of itself, MessagePack; expires."""
         return f"{self.installation}dispatcher:{dispatcher}"
 
-    def failed(self, key: str) -> str:
-        """ErrorBody JSON of a failure that would happen again."""
-        return f"{self.prefix}failed:{key}"
+    def failed(self, key: str, unkeyed: str = "") -> str:
+        """ErrorBody JSON of a failure that would happen again with the same `unkeyed`."""
+        return f"{self.prefix}failed:{key}" + (f":{unkeyed}" if unkeyed else "")
 
-    def kills(self, key: str) -> str:
-        """How many compiles in a row were killed or timed out; expires."""
-        return f"{self.prefix}kills:{key}"
+    def kills(self, key: str, unkeyed: str = "") -> str:
+        """How many compiles in a row with the same `unkeyed` were killed or timed out; expires."""
+        return f"{self.prefix}kills:{key}" + (f":{unkeyed}" if unkeyed else "")
 
     def events(self, key: str) -> str:
         """Stream: stage, seconds, detail, error."""

@@ -64,6 +64,18 @@ def test_a_revoked_token_is_refused_at_once_and_told_why(gateway: Running, http:
     assert "torchrelay login" in error["hint"]
 
 
+def test_a_revoked_token_is_refused_though_this_gateways_clock_is_behind(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    made = _issued(http, "compile")
+    http.delete(f"/v1/tokens/{made['record']['id']}")
+    with redis_server.client() as redis:  # as another gateway wrote it, whose clock is ten minutes ahead
+        ((field, data),) = redis.hgetall("torchrelay:tokens").items()
+        record = json.loads(data)
+        redis.hset("torchrelay:tokens", field, json.dumps({**record, "revoked": record["revoked"] + 600}))
+    assert _status(gateway, made["token"]) == 401
+
+
 def test_an_expired_token_is_refused_and_told_why(gateway: Running, http: httpx2.Client) -> None:
     made = _issued(http, "compile", expires_seconds=1)
     while (left := made["record"]["expires"] - time.time()) > 0:

@@ -122,6 +122,23 @@ def test_only_who_has_the_permission_gives_it(sharing: Running) -> None:
     assert permissions == [False, True, True]
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_only_who_has_the_permission_imports_a_program(
+    sharing: Running, connect: Connect, allowed: bool
+) -> None:
+    """An administrator's import is another way to the clients of a namespace."""
+    sent(connect(), program(0))
+    with sharing.http() as owner:
+        data = owner.get(f"/v1/programs/{FUNCTION}/0").content
+    admin = token(sharing, roles=["admin"], namespace="red", allow_programs=allowed)
+    with sharing.http(admin) as http:
+        answer = http.post("/v1/cache", content=data)
+    assert answer.status_code == (200 if allowed else 403), answer.text
+    assert allowed or "--allow-programs" in answer.json()["error"]["hint"]
+    found = list(connect(token(sharing, namespace="red")).find(FUNCTION))
+    assert found == ([program(0)] if allowed else [])
+
+
 def test_a_namespace_does_not_see_anothers_programs(sharing: Running, connect: Connect) -> None:
     sent(connect(), program(0))
     assert list(connect(token(sharing, namespace="red")).find(FUNCTION)) == []

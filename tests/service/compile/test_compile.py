@@ -14,11 +14,14 @@ import httpx2
 import msgspec
 import pytest
 from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
+from request_parts import request_of
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
+from torchrelay.clients.gateway.compile_client import GatewayClient
+from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.artifact import container, manifest
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, RelayError
-from torchrelay.compiler.request import codec, key
+from torchrelay.compiler.request import codec, key, schema
 from torchrelay.service.compile.single_flight import Leases
 
 
@@ -208,11 +211,75 @@ def test_a_graph_that_kills_its_workers_or_is_never_ready_is_refused_for_longer_
             assert len(gateway.pool.calls) == len(errors) * (times + 1)
             refused = post(http, graph())
             assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
-            left = redis.pttl(f"torchrelay:failed:{name}") / 1000
+            (failed,) = redis.scan_iter(f"torchrelay:failed:{name}*")
+            left = redis.pttl(failed) / 1000
             assert 100 * 2**times - 30 < left <= 100 * 2**times
-            redis.delete(f"torchrelay:failed:{name}")  # as if the time were over
+            redis.delete(failed)  # as if the time were over
+        assert len(list(redis.scan_iter(f"torchrelay:kills:{name}*"))) == 1
         compiled(http, graph())
-        assert not redis.exists(f"torchrelay:kills:{name}")
+        assert not list(redis.scan_iter(f"torchrelay:kills:{name}*"))
+
+
+def sized(example: int) -> bytes:
+    """A graph with a symbolic size, of which this is the example. The key is the same for all examples."""
+    node, ref = schema.Node, schema.Ref
+    body = [
+        node("placeholder", "", []),
+        node("placeholder", "", []),
+        node("call_function", "_operator.add", [ref(1), ref(1)]),
+        node("output", "", [schema.TupleArg([ref(2)])]),
+    ]
+    inputs: list[schema.Input] = [
+        schema.SymIntInput("s0"),
+        schema.TensorInput(["s0"], [1], "float32", "cpu", requires_grad=False),
+    ]
+    symbols = [schema.Symbol(name="s0", hint=example, lower=2, upper=None)]
+    return codec.pack_request(request_of(body, inputs, symbols=symbols))
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ([CompileFailed("out of memory")], 422),
+        ([CompileKilled("crashed"), CompileKilled("crashed again")], 500),
+        ([CompileTimeout("too slow")], 504),
+    ],
+)
+def test_a_failure_with_one_example_size_refuses_no_other(
+    gateway: Running, http: httpx2.Client, errors: list[RelayError], status: int
+) -> None:
+    gateway.pool.errors = list(errors)
+    name = post(http, sized(10**9)).json()["key"]
+    assert [stage for _, stage, _ in follow(http, name)][-1] == "failed"
+    assert post(http, sized(10**9)).status_code == status
+    other = post(http, sized(16))
+    assert (other.status_code, other.json()["key"]) == (202, name)
+    assert [stage for _, stage, _ in follow(http, name)][-1] == "done"
+    assert post(http, sized(10**9)).status_code == 200
+
+
+def test_who_waited_for_a_compile_that_failed_with_another_example_size_asks_again(gateway: Running) -> None:
+    gateway.pool.seconds, gateway.pool.errors = 1.0, [CompileFailed("out of memory")]
+    name, body = key.key_of(codec.unpack_request(sized(16))), sized(16)
+    settings = ClientSettings(url=gateway.url, token=TOKEN, cache_dir=Path("/nonexistent"))
+    with gateway.http() as http, GatewayClient(settings) as mine:
+        assert post(http, sized(10**9)).status_code == 202
+        submitted = mine.submit(body, name, cache_only=False, deadline=60)
+        assert submitted._coalesced
+        assert container.read_manifest(submitted.result().data).key == name
+    assert len(gateway.pool.calls) == 2
+
+
+def test_a_failure_under_other_limits_is_not_remembered(start_gateway: StartGateway) -> None:
+    """As after an operator has given compiles more time."""
+    for seconds in (840, 1840):
+        gateway = start_gateway(negative_ttl_seconds=100, compile_deadline_seconds=seconds)
+        with gateway.http() as http:
+            gateway.pool.errors = [CompileTimeout("too slow")]
+            answer = post(http, graph())
+            assert answer.status_code == 202
+            assert [stage for _, stage, _ in follow(http, answer.json()["key"])][-1] == "failed"
+            assert post(http, graph()).status_code == 504
 
 
 def test_what_never_reached_a_worker_is_not_remembered(start_gateway: StartGateway) -> None:

@@ -144,7 +144,7 @@ def test_a_script_and_a_function_become_jobs_and_what_follows_dashes_is_theirs(
             arguments=["--workers", "7", "-x"],
             package=trains.job(one).spec.package,
             requirements=["einops>=0.8"],
-            environment={"A": "b=c"},
+            environment={"A": "(hidden)"},
             workers=2,
             min_workers=1,
             memory_bytes=1 << 30,

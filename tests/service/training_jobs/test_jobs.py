@@ -74,6 +74,20 @@ def test_what_nodes_are_given(http: httpx2.Client, gateway: Running, pool: Train
     assert pool.captures == 0
 
 
+def test_values_of_a_jobs_environment_reach_its_nodes_and_no_reader(
+    http: httpx2.Client, gateway: Running, pool: TrainingPool
+) -> None:
+    secret = {"WANDB_API_KEY": "a-secret"}
+    name = begun(http, environment=secret, capture=False)
+    ended(http, name)
+    (order,) = pool.orders
+    assert order.spec.environment == secret
+    answers = [http.get("/v1/trains"), http.get(f"/v1/trains/{name}"), http.post(f"/v1/trains/{name}/cancel")]
+    answers.append(http.get(f"/v1/trains/{name}/history"))
+    assert ["a-secret" in each.text for each in answers] == [False] * 4
+    assert ["WANDB_API_KEY" in each.text for each in answers[:3]] == [True] * 3
+
+
 def test_the_jobs_token_expires_unless_a_gateway_runs_the_job(
     start_gateway: StartGateway,
     pool: TrainingPool,

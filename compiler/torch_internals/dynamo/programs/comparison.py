@@ -94,8 +94,9 @@ def _parts(program: FrameProgram) -> Parts:
 def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
     """Another name for each variable that Dynamo has made, in the order in which bytecode has them: its own name has
     counters, addresses and random numbers of its process."""
-    generated = [each.name for each in (*program.graphs, *program.splits, *program.globals) if each.name]
-    generated = [name for name in (*generated, program.builtins) if name and not name.startswith(names.ALIAS)]
+    called = [each.name for each in program.graphs] + [each.name for each in program.splits]
+    variables = [each.name for each in program.globals if not each.name.startswith(names.ALIAS)]
+    generated = [*called, *variables, *([program.builtins] if program.builtins else [])]
     codes = [program.bytecode, *(each.code for each in program.globals if each.code)]
     used = [name for data in codes for name in _names(marshal.loads(data)) if name in generated]
     for position, name in enumerate(dict.fromkeys([*used, *generated])):
@@ -132,7 +133,7 @@ def _generated(program: FrameProgram, renamed: Mapping[str, str]) -> Iterator[tu
 
 def _code(code: types.CodeType, renamed: Mapping[str, str], label: str) -> Iterator[tuple[str, str, str]]:
     """Instructions with what they mean: where a constant or a name lies depends on what Dynamo has traced before."""
-    found = dis.Bytecode(code)
+    found: Any = dis.Bytecode(code)
     instructions = list(found)
     places, count = {}, 0
     for each in instructions:

@@ -5,7 +5,7 @@
 -- most_seconds: limits of a namespace without its own quota (0: no limit). trace: the caller's span.
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
 --         {'lease', fence, body, how often it was taken, ms since it was queued, wanted 1 or 0,
---          trace of whoever asked first},
+--          trace of whoever asked first, what},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'overloaded', bytes of their requests, 'bytes'},
 --         {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
@@ -34,7 +34,7 @@ if redis.call('EXISTS', index) == 1 then
 end
 check_counters(redis.call('HMGET', run, 'joins', 'leases'))
 check_counters(redis.call('HMGET', stats, 'requests', 'refused', 'coalesced', 'overloaded', 'over_quota', 'misses'))
-local failure = redis.call('GET', failed)
+local failure = asking and redis.call('GET', failed) -- what is queued was not refused
 if failure then
   count('refused')
   return {'failed', failure}
@@ -53,7 +53,8 @@ local held = redis.call('GET', lease)
 if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
   if holder == owner then -- the same call again, after a lost answer
-    return {'lease', held_fence, redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or ''}
+    return {'lease', held_fence, redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or '',
+      redis.call('HGET', run, 'what') or what}
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -166,7 +167,11 @@ elseif not asking then
 end
 redis.call('SET', request, body, 'PX', ttl_ms)
 redis.call('HSET', body_bytes, lease, #body)
-redis.call('HSET', run, 'what', what)
+if asking then
+  redis.call('HSET', run, 'what', what)
+else -- a dispatcher may remember what an earlier request with this key was
+  what = redis.call('HGET', run, 'what') or what
+end
 want()
 local function report(detail)
   add_event(events, run, ttl_ms, 'queued', detail, '')
@@ -191,4 +196,4 @@ if times > 1 then
   report('taken over from a holder that died')
 end
 local waited = now - number_or(now, redis.call('HGET', run, 'started'))
-return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or ''}
+return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or '', what}
