@@ -29,8 +29,8 @@ from msgspec import Meta, Struct
 
 from ..compiler import decoding
 from ..compiler.errors import SettingsError, Unsupported
-from ..compiler.own_files import UNREADABLE
-from ..compiler.variables import unknown_variables
+from ..compiler.process.own_files import UNREADABLE
+from ..compiler.process.variables import unknown_variables
 
 Mode = Literal["off", "cache", "remote", "require"]
 MODES: tuple[Mode, ...] = get_args(Mode)

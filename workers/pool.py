@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -23,20 +23,11 @@ from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from ..compiler.request import schema
 from .fork_server.prestart import PrestartedServer
-from .messages import (
-    BadFrame,
-    EventRate,
-    JobDone,
-    JobFailed,
-    JobQuery,
-    StageEvent,
-    WorkerJob,
-    WorkerLost,
-    decode_answer,
-)
+from .messages import WorkerJob, WorkerLost
 from .process.private_folders import node_directory, short_directory
 from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .scheduling.autoscaling import Autoscaling
+from .scheduling.job_messages import OnQuery, follow_job
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
 from .scheduling.ray_resources import node_resources
 from .scheduling.slot_claims import Claims, OwnSlots
@@ -78,8 +69,6 @@ __all__ = [  # all that service/ may use of workers/
 
 log = logging.getLogger(__name__)
 
-OnQuery = Callable[[bytes], Awaitable[bytes]]
-
 _NODES_SECONDS = 2.0
 """Between two checks of the cluster's nodes."""
 _FREE_EVERY = 3
@@ -90,8 +79,6 @@ _SILENT_SECONDS = 30.0
 _AGAIN_SECONDS = 5.0
 _BACKOFF_SECONDS = (1.0, 30.0)
 """First and longest wait before a slot that failed is tried again."""
-_MOST_ANSWERING = 16
-"""Queries of one job that are answered at once; a fork server lets half as many be open."""
 _GRACE_SECONDS = 20.0
 """How long past its deadline, or after a cancel, a job may take to end before its actor is killed."""
 _IDLE_SECONDS = 0.2
@@ -368,7 +355,7 @@ class WorkerPool:
     async def _search(self, slot: Slot, job_id: str, job: WorkerJob, on_query: OnQuery) -> bytes:
         try:
             stream = slot.actor.search.options(num_returns="streaming").remote(job_id, *slot.arguments(job))
-            return await self._follow(slot, job_id, stream, lambda *_: None, on_query)
+            return await follow_job(slot, job_id, stream, lambda *_: None, on_query)
         except CompileKilled as error:
             if slot.yielded:
                 raise WorkerLost(slot.yielded) from None
@@ -412,65 +399,10 @@ class WorkerPool:
         """Run the job on its slot to its end, and free the slot."""
         try:
             stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, *slot.arguments(job))
-            return await self._follow(slot, job_id, stream, on_progress, on_query)
+            return await follow_job(slot, job_id, stream, on_progress, on_query)
         finally:
             slot.jobs_done += 1
             self._slots.give_back(slot)
-
-    async def _follow(
-        self,
-        slot: Slot,
-        job_id: str,
-        stream: AsyncIterable[Awaitable[bytes]],
-        on_progress: Callable[[compiles.Stage, str], None],
-        on_query: OnQuery | None,
-    ) -> bytes:
-        """Handle the actor's messages until the job ends; its result. Raises WorkerLost, and the job's own error."""
-        from ray.exceptions import RayError
-
-        actor = slot.actor
-        answering: set[asyncio.Task[None]] = set()
-        events = EventRate()
-        try:
-            async for reference in stream:
-                message = decode_answer(await reference)
-                match message:
-                    case StageEvent():
-                        if events.allows():
-                            on_progress(message.stage, message.detail)
-                    case JobQuery() if len(answering) < _MOST_ANSWERING:
-                        task = asyncio.create_task(self._answer(slot, actor, job_id, message, on_query))
-                        answering.add(task)
-                        task.add_done_callback(answering.discard)
-                    case JobDone():
-                        return message.artifact
-                    case JobFailed():
-                        raise message.error()
-            raise CompileKilled(f"worker {slot.worker} ended its answer too early", hint="Try again")
-        except asyncio.CancelledError:
-            if slot.lost:
-                raise WorkerLost(f"worker {slot.worker} was lost with the job: {slot.lost}") from None
-            raise
-        except BadFrame as error:
-            raise CompileKilled(f"worker {slot.worker} sent an invalid message ({error})") from None
-        except RayError as error:
-            if slot.actor is actor:
-                slot.state = "starting"  # not idle: its supervisor will notice as well
-            log.warning("worker %s was lost with a job: %s", slot.worker, first_line(error))
-            raise WorkerLost(f"worker {slot.worker} died with the job", hint="Try again") from None
-        finally:
-            for task in answering:
-                task.cancel()
-
-    @staticmethod
-    async def _answer(slot: Slot, actor: Any, job_id: str, query: JobQuery, on_query: OnQuery | None) -> None:
-        answer = b""
-        try:
-            if on_query is not None:
-                answer = await on_query(query.question)
-        except Exception:  # the job goes on without
-            log.exception("the query of a job on worker %s failed", slot.worker)
-        actor.reply.remote(job_id, query.id, answer)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
         """Kill a job whose caller has gone, in the background."""

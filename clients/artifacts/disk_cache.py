@@ -21,8 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
-from ...compiler.own_files import own_folder
+from ...compiler.process.fork_safe_lock import ForkSafeLock
+from ...compiler.process.own_files import own_folder
 from ..atomic_file import locked, write_atomically
 
 _HEX = frozenset("0123456789abcdef")

@@ -17,12 +17,12 @@ from typing import Any
 from ...compiler.artifact import container, member_names
 from ...compiler.artifact.signing import Trust
 from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer, ToolchainMismatch
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.request import schema, size_expr
 from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
 from ..capture.request import CapturedGraph
-from . import machine
+from .ranks import machine
 from .shared_libraries import cpp_libraries, loading_folder, triton_modules
 
 

@@ -198,7 +198,7 @@ class Prefetch:
         parts += (functools.partial(importlib.import_module, name, __package__) for name in _OWN_MODULES)
         with contextlib.suppress(Exception), ImportTurns() as turns:
             if all(turns.take(part, is_over) for part in parts):
-                from .machine import offered
+                from .ranks.machine import offered
 
                 offered()
 

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...compiler import decoding, own_files
+from ...compiler import decoding
 from ...compiler.artifact import member_names
 from ...compiler.artifact.container import Artifact
 from ...compiler.errors import ArtifactError, CannotLoad
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.process import own_files
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 
 _PREFIX = "torchrelay-loaded-"
 _PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))

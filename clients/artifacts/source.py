@@ -1,7 +1,7 @@
 """Stages 4 and 10 together, the client's side: obtain a graph's artifact from the nearest source; load it.
 
 The sources in order: prefetched artifacts, this machine's disk, the gateway. In a job of several processes one process
-obtains the artifact for all (rank_agreement.py).
+obtains the artifact for all (ranks/agreement.py).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from ..reports.start_trace import About
 from ..settings import ClientSettings, LauncherInfo
 from . import load
 from .disk_cache import DiskCache
-from .machine import Machine, offered
 from .prefetch import Prefetch
-from .rank_agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
+from .ranks.agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
+from .ranks.machine import Machine, offered
 from .shared_libraries import store_libraries, why_nothing_loads
 from .takeover import Pending
 from .trust_store import TrustStore

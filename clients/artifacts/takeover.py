@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.torch_internals.dynamo import tracing
 
 R = TypeVar("R")

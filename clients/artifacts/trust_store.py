@@ -16,12 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from ...compiler import decoding, own_files
+from ...compiler import decoding
 from ...compiler.artifact import trust_document
 from ...compiler.artifact.signing import Trust, read_key
 from ...compiler.artifact.trust_document import KnownKeys, SignedDocument
 from ...compiler.errors import RelayError, SettingsError, SignatureError
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.process import own_files
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..atomic_file import locked, write_atomically
 from ..settings import ClientSettings
 

@@ -13,11 +13,11 @@ from ...compiler.errors import BindingMismatch
 from ...compiler.graph.annotations import refuse_annotations
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema
-from ...compiler.torch_internals.dynamo import aliasing
+from ...compiler.torch_internals.dynamo.tensors import aliasing
 from .configuration import Mode
-from .dtensor_edges import LocalGraph, to_local_tensors
-from .float_inputs import with_constants
-from .held_tensors import HoistedGraph, hoist_tensors
+from .inputs.dtensor_edges import LocalGraph, to_local_tensors
+from .inputs.float_inputs import with_constants
+from .inputs.held_tensors import HoistedGraph, hoist_tensors
 from .locked_tunings import LockedTunings
 from .request import CapturedGraph, capture
 

@@ -22,10 +22,11 @@ from ...compiler.graph.toolchain import local_library, local_target, local_toolc
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema, size_expr
 from ...compiler.request.operator_table.libraries import libraries_of
-from ...compiler.torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
+from ...compiler.torch_internals.dynamo import symbolic_shapes, tracing
+from ...compiler.torch_internals.dynamo.tensors import fake_tensors
 from ...compiler.torch_internals.dynamo.types import FakeTensor, ShapeEnv
 from .configuration import Mode, read_configuration
-from .float_inputs import symbolic_floats
+from .inputs.float_inputs import symbolic_floats
 from .locked_tunings import LockedTunings
 from .triton_sources import KernelSources
 

@@ -38,7 +38,7 @@ from ...compiler.errors import (
     Unauthenticated,
     Unavailable,
 )
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..settings import ClientSettings, CredentialsWarning
 from .deadline import Deadline
 from .sign_in.bearer import Bearer

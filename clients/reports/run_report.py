@@ -33,7 +33,7 @@ from ...compiler.errors import (
     SignatureError,
     Unsupported,
 )
-from ...compiler.forking.fork_safe_lock import ForkSafeLock
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically, write_whole
 from ..settings import LauncherInfo
 from . import user_code

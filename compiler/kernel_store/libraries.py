@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ..own_files import own_folder
+from ..process.own_files import own_folder
 
 NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so|t[a-z2-7]{52}\.triton|w[a-z2-7]{52}\.json")
 """A library as torch._inductor.codecache names it; one Triton kernel's binaries; a winner."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from ..graph.block_masks import block_mask_of, is_flex_attention
+from ..graph.results.block_masks import block_mask_of, is_flex_attention
 from ..torch_internals.dynamo.operator_calls import tensors_in, watching_calls
 from ..torch_internals.dynamo.operators import is_pytorchs
 

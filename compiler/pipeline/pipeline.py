@@ -23,7 +23,7 @@ from ..api import compiles
 from ..artifact import container, member_names, symbol_versions
 from ..artifact import manifest as artifact_manifest
 from ..errors import CompileFailed
-from ..graph import outcomes
+from ..graph.results import outcomes
 from ..graph.toolchain import local_target
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange

@@ -17,7 +17,8 @@ from ..graph import decode, dtensor_calls, toolchain
 from ..graph.ambient import apply_ambient
 from ..graph.annotations import mark_eager
 from ..request import schema, size_expr
-from ..torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
+from ..torch_internals.dynamo import symbolic_shapes, tracing
+from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.dynamo.types import FakeTensorMode, ShapeEnv
 
 MakeTensor = Callable[[schema.TensorInput, list[Any], list[Any]], torch.Tensor]
@@ -90,7 +91,7 @@ def make_inputs(request: schema.GraphRequest, symbols: Mapping[str, Any], make: 
     stride): a tensor of new memory, of the spec's dtype or a wider one."""
     memory = _Memory(request, symbols, make)
     bases = {position: base for base in request.bases for position in base.views}
-    values = [
+    values: list[Any] = [
         None if position in bases else memory.value(spec) for position, spec in enumerate(request.inputs)
     ]
     for base in request.bases:
@@ -154,7 +155,7 @@ class _Memory:
 
     def _dtype(self, spec: schema.TensorInput) -> torch.dtype:
         made = self._flat(spec).dtype
-        return getattr(torch, spec.dtype) if made is torch.uint8 else made  # type: ignore[no-any-return]
+        return getattr(torch, spec.dtype) if made is torch.uint8 else made
 
     def _flat(self, spec: schema.TensorInput) -> torch.Tensor:
         """All of a tensor's storage, as one tensor: of bytes, all zero, where dtypes differ."""

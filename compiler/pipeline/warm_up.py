@@ -17,7 +17,8 @@ from ..graph import ambient
 from ..graph.toolchain import local_target, local_toolchain
 from ..request import schema
 from ..torch_internals import devices, patching
-from ..torch_internals.dynamo import fake_tensors, symbolic_shapes, tracing
+from ..torch_internals.dynamo import symbolic_shapes, tracing
+from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.inductor import forked_backward, naming
 from . import inductor
 from . import program as pipeline_program

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..graph import numerics
+from ..graph.results import numerics
 from ..tuning.candidates import CandidateBuilds
 from ..tuning.records import Problem
 

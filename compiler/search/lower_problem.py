@@ -18,7 +18,7 @@ from msgspec import Struct
 from ..api.tuning.operators import MASKS, PRECISIONS
 from ..torch_internals import patching
 from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
-from ..torch_internals.dynamo import fake_tensors
+from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.inductor import config
 from ..tuning import records
 from ..tuning.candidates import Candidates

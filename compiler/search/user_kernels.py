@@ -22,9 +22,9 @@ from msgspec import Struct
 from .. import decoding
 from ..api.tuning import kernels as tuning_kernels
 from ..artifact import manifest
-from ..forking.clean_fork_server import CleanForkServer
-from ..forking.forked_process import ForkedProcessLost
 from ..graph import triton_kernels
+from ..process.clean_fork_server import CleanForkServer
+from ..process.forked_process import ForkedProcessLost
 from ..request import schema, tuning_pins
 from ..torch_internals.dynamo import kernel_side_table
 from ..tuning import queries

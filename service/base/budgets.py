@@ -36,8 +36,8 @@ def raise_descriptor_limit() -> int:
     return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-class Connection(Protocol):
-    """One that a server has accepted."""
+class AcceptedConnection(Protocol):
+    """Of a server."""
 
     def give_way(self) -> None:
         """It is closed: it waits for a request, and another connection needs its place."""
@@ -49,11 +49,11 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._open: set[Connection] = set()
-        self._silent: dict[Connection, None] = {}
-        self._idle: dict[Connection, None] = {}
+        self._open: set[AcceptedConnection] = set()
+        self._silent: dict[AcceptedConnection, None] = {}
+        self._idle: dict[AcceptedConnection, None] = {}
 
-    def add(self, connection: Connection) -> bool:
+    def add(self, connection: AcceptedConnection) -> bool:
         """False: there is no place, and none can be made."""
         if len(self._open) >= self.most:
             oldest = next(iter(self._silent), None) or next(iter(self._idle), None)
@@ -65,17 +65,17 @@ class Connections:
         self._silent[connection] = None
         return True
 
-    def works(self, connection: Connection) -> None:
+    def works(self, connection: AcceptedConnection) -> None:
         """A request of it has begun."""
         self._silent.pop(connection, None)
         self._idle.pop(connection, None)
 
-    def rests(self, connection: Connection) -> None:
+    def rests(self, connection: AcceptedConnection) -> None:
         """It has been answered."""
         if connection in self._open:
             self._idle[connection] = None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: AcceptedConnection) -> None:
         self._open.discard(connection)
         self.works(connection)
 

@@ -15,8 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ...compiler.api.training.jobs import PACKAGE_BYTES
 from ...compiler.errors import SettingsError
+from ...compiler.process.variables import unknown_variables
 from ...compiler.request import codec
-from ...compiler.variables import unknown_variables
 
 Seconds = Annotated[float, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]

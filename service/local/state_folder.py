@@ -28,7 +28,7 @@ from pydantic import SecretStr
 
 from ...compiler import decoding
 from ...compiler.errors import SettingsError, Unavailable
-from ...compiler.own_files import read_own
+from ...compiler.process.own_files import read_own
 from ...workers.pool import short_directory
 from ..access.tokens import new_token
 from ..base.settings import MIN_TOKEN

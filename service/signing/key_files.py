@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ...compiler.artifact.signing import key_id, read_key
 from ...compiler.errors import SettingsError
-from ...compiler.own_files import read_own
+from ...compiler.process.own_files import read_own
 from ..storage.private_files import write_private
 
 

@@ -27,7 +27,7 @@ from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.signing import PrivateKey, key_id, key_text
 from ...compiler.artifact.trust_document import ListedKey, sign_document
 from ...compiler.errors import MalformedRequest, NotFound, RelayError, SettingsError, SignatureError
-from ...compiler.own_files import UNWRITABLE, read_own
+from ...compiler.process.own_files import UNWRITABLE, read_own
 from ..storage.private_files import private_folder, write_private
 from .key_files import FileKeys
 from .key_store import KeyStore

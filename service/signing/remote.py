@@ -36,7 +36,7 @@ from ...compiler.errors import (
     Unavailable,
     from_code,
 )
-from ...compiler.own_files import UNWRITABLE, read_own
+from ...compiler.process.own_files import UNWRITABLE, read_own
 from ...compiler.request import codec
 from ..base.http_bodies import ErrorReply
 from ..base.tracing import trace_header

@@ -8,7 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from ...compiler.own_files import UNWRITABLE, check_own
+from ...compiler.process.own_files import UNWRITABLE, check_own
 
 
 def private_folder(folder: Path) -> None:

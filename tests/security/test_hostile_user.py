@@ -20,7 +20,7 @@ from torchrelay.clients.artifacts.shared_libraries import loading_folder, store_
 from torchrelay.clients.artifacts.trust_store import FILE, TrustStore
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import SettingsError
-from torchrelay.compiler.own_files import own_folder, read_own, why_exposed
+from torchrelay.compiler.process.own_files import own_folder, read_own, why_exposed
 from torchrelay.compiler.torch_internals.dynamo.programs import generated_code
 from torchrelay.compiler.torch_internals.loading.prebuilt_libraries import (
     install_library_lookup,

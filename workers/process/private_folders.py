@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ...compiler import own_files
 from ...compiler.errors import Unavailable
+from ...compiler.process import own_files
 
 JOBS = "torchrelay-jobs-"
 """The prefix of the folder in which a fork server makes its jobs' folders."""

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding, own_files
+from ...compiler import decoding
 from ...compiler.api.training.events import (
     JobNote,
     RankEnded,
@@ -30,6 +30,7 @@ from ...compiler.api.training.events import (
 )
 from ...compiler.api.training.jobs import TrainState
 from ...compiler.api.training.node_messages import TrainOrder
+from ...compiler.process import own_files
 from .. import ray_internals
 from ..scheduling.ray_resources import ACTOR_SHARE, OFFER
 from .attempt import RankAttempt

@@ -15,7 +15,7 @@ import msgspec
 
 from ....compiler import decoding
 from ....compiler.artifact.programs.records import LIMIT_BYTES, REVISION, FrameProgram, ProgramFile
-from ....compiler.own_files import own_folder, read_own
+from ....compiler.process.own_files import own_folder, read_own
 from ....compiler.request import codec
 from ...atomic_file import locked, write_atomically
 from ...reports.run_report import process_report

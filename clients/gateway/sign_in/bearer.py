@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ....compiler.errors import DeadlineExceeded, RelayError, SettingsError, Unauthenticated
-from ....compiler.forking.fork_safe_lock import ForkSafeLock
+from ....compiler.process.fork_safe_lock import ForkSafeLock
 from ...atomic_file import locked
 from ...settings import ClientSettings, same_gateway
 from ..credentials import SignedIn, read_token_file, write_credentials

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from ....compiler.tuning.records import Timing
 from ...jobfiles.tuning_diff import TuningChange
-from .. import html_page, roofline, svg
+from .. import html_page, svg
 from ..html_page import Tile, digits, milliseconds, plural, seconds
 from ..svg import Axis, Picture, shape
+from . import roofline
 from .summary import TunedDevice, TuningReport, TuningRow
 
 _LISTED = 40

@@ -14,7 +14,7 @@ from ....compiler.api.tuning.jobs import TuneJob, TuneProgress, TuneResult
 from ....compiler.tuning import records
 from ....compiler.tuning.records import DeviceEnvironment, TuningEntry
 from ...jobfiles import tuning_diff
-from .. import roofline
+from . import roofline
 
 _LARGE = 2048
 """A square matrix product of at least this size in a lock file measures the device's ceiling."""

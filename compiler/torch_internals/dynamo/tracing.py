@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from .fake_tensors import new_fake_mode
+from .tensors.fake_tensors import new_fake_mode
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...forking.forked_copy import ForkedCopy
+from ...process.forked_copy import ForkedCopy
 from ..patching import patched
 from .dry_run import forward_not_compiled
 

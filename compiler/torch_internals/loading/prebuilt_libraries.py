@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...forking.fork_safe_lock import ForkSafeLock
+from ...process.fork_safe_lock import ForkSafeLock
 from ..dynamo.programs import generated_code
 from ..triton.keys import kernel_key
 

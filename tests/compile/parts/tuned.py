@@ -27,9 +27,9 @@ from msgspec import Struct
 from torchrelay.compiler import decoding, errors
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
-from torchrelay.compiler.forking.forked_copy import ForkedCopy
 from torchrelay.compiler.kernel_store.libraries import KernelExchange
 from torchrelay.compiler.pipeline import keep_winners, pipeline
+from torchrelay.compiler.process.forked_copy import ForkedCopy
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.search import benchmark as search_benchmark
 from torchrelay.compiler.search import user_kernels

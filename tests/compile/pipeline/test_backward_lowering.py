@@ -18,7 +18,7 @@ from torchrelay.compiler.request import codec, schema
 COMPILE = """
     import json, os, pathlib, pickle, sys
     from torchrelay.compiler.artifact import container
-    from torchrelay.compiler.forking.forked_copy import ForkedCopy
+    from torchrelay.compiler.process.forked_copy import ForkedCopy
     from torchrelay.compiler.pipeline import keep_winners, pipeline
     from torchrelay.compiler.request import codec
     from torchrelay.compiler.torch_internals.inductor import forked_backward, naming

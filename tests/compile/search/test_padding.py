@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchrelay.compiler.search import compare_candidates, lower_problem, ranking
 from torchrelay.compiler.torch_internals.algorithm_selection import padding_candidates
 from torchrelay.compiler.torch_internals.algorithm_selection.padding_candidates import PaddingCandidates
-from torchrelay.compiler.torch_internals.dynamo import fake_tensors
+from torchrelay.compiler.torch_internals.dynamo.tensors import fake_tensors
 from torchrelay.compiler.torch_internals.inductor import config
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.candidates import Candidates

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from test_commands import torchrelay, train
-from torchrelay.clients.artifacts import machine
+from torchrelay.clients.artifacts.ranks import machine
 from torchrelay.clients.commands.administration.archive import write_archive
 from torchrelay.compiler.artifact import container, symbol_versions
 from torchrelay.examples.harness.private_service import PrivateService

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from service_parts import TOKEN, RedisServer, Running
-from torchrelay.clients.artifacts.rank_agreement import GatewayAgreement, refusal
+from torchrelay.clients.artifacts.ranks.agreement import GatewayAgreement, refusal
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.api import compiles

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torchrelay.clients.artifacts import machine
+from torchrelay.clients.artifacts.ranks import machine
 from torchrelay.compiler.artifact import symbol_versions
 from torchrelay.compiler.errors import CannotLoad
 

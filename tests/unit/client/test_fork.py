@@ -18,7 +18,7 @@ from torchrelay.clients.gateway.deadline import Deadline
 from torchrelay.clients.reports.run_report import RunReport
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import GatewayUnreachable
-from torchrelay.compiler.forking.fork_safe_lock import ForkSafeLock
+from torchrelay.compiler.process.fork_safe_lock import ForkSafeLock
 
 
 @contextmanager

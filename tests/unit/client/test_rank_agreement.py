@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from torchrelay.clients.artifacts import rank_agreement as module
-from torchrelay.clients.artifacts.machine import Machine
-from torchrelay.clients.artifacts.rank_agreement import AgreementStore, Decision, StoreAgreement
+from torchrelay.clients.artifacts.ranks import agreement as module
+from torchrelay.clients.artifacts.ranks.agreement import AgreementStore, Decision, StoreAgreement
+from torchrelay.clients.artifacts.ranks.machine import Machine
 from torchrelay.compiler.errors import CannotLoad, JobUnreachable, NoWorker
 from torchrelay.compiler.torch_internals.distributed import job_store
 
@@ -145,7 +145,7 @@ def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
 LEADER = """
 import sys, time
 from datetime import timedelta
-from torchrelay.clients.artifacts.rank_agreement import AgreementStore, StoreAgreement
+from torchrelay.clients.artifacts.ranks.agreement import AgreementStore, StoreAgreement
 from torchrelay.compiler.torch_internals.distributed import job_store
 
 store = job_store.job_store(("127.0.0.1", int(sys.argv[1])), timedelta(seconds=60))

@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from torchrelay.compiler.forking import forked_copy
-from torchrelay.compiler.forking.forked_copy import ForkedCopy
+from torchrelay.compiler.process import forked_copy
+from torchrelay.compiler.process.forked_copy import ForkedCopy
 
 
 def gone(pid: int) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from torchrelay.compiler.forking.clean_fork_server import CleanForkServer, SendMessage
-from torchrelay.compiler.forking.forked_process import ForkedProcess, ForkedProcessLost
+from torchrelay.compiler.process.clean_fork_server import CleanForkServer, SendMessage
+from torchrelay.compiler.process.forked_process import ForkedProcess, ForkedProcessLost
 
 SEEN: list[bytes] = []
 

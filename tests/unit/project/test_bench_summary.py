@@ -156,15 +156,24 @@ def test_families_are_judged_by_how_many_start_without_tracing(summary: ModuleTy
     import programs_families
 
     run = {"loss": 1.0, "gradient_norm": 2.0, "functions": 2, "started": 2}
-    free = {"model": "m", "traced": run, "started": run}
+    same = {"checked": 2, "stale": []}
+    free = {"model": "m", "traced": run, "started": run, "checked": same}
 
     def met(*records: dict[str, Any]) -> list[bool]:
         return [passed for passed, _ in programs_families.judge([*[free] * 9, *records])]
 
-    assert met(free) == met({**free, "started": {**run, "started": 1}}) == [True, True]
-    assert met({**free, "started": {**run, "started": 1}}, {"model": "m", "error": "died"}) == [False, True]
-    assert met({**free, "started": {**run, "gradient_norm": 2.0000001}}) == [True, False]
-    assert met(*[{**free, "started": {**run, "functions": 0, "started": 0}}] * 2) == [False, True]
+    one_traced = {**free, "started": {**run, "started": 1}, "checked": {**same, "checked": 1}}
+    no_function = {
+        **free,
+        "started": {**run, "functions": 0, "started": 0},
+        "checked": {**same, "checked": 0},
+    }
+    assert met(free) == met(one_traced) == [True, True, True]
+    assert met(one_traced, {"model": "m", "error": "died"}) == [False, True, True]
+    assert met({**free, "started": {**run, "gradient_norm": 2.0000001}}) == [True, False, True]
+    assert met(no_function, no_function) == [False, True, True]
+    for checked in ({**same, "checked": 1}, {**same, "stale": ["f: bytecode"]}):
+        assert met({**free, "checked": checked}) == [True, True, False]
 
 
 def test_an_architecture_that_goes_another_way_or_computes_something_else_misses_its_bars(

@@ -86,6 +86,9 @@ def test_importing_the_package_imports_what_it_takes_to_know_whether_there_is_a_
         "torchrelay.compiler",
         "torchrelay.compiler.decoding",
         "torchrelay.compiler.errors",
+        "torchrelay.compiler.process",
+        "torchrelay.compiler.process.own_files",
+        "torchrelay.compiler.process.variables",
     }
 
 

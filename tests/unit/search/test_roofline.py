@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from torchrelay.clients.reports import roofline
+from torchrelay.clients.reports.tuning import roofline
 from torchrelay.compiler.tuning.records import DeviceEnvironment, Problem, Timing, TuningEntry, parse_problem
 
 PLACE = DeviceEnvironment("GPU", "9.0", "1", "2.13", "3.7", "13.0")

@@ -16,7 +16,7 @@ import msgspec
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import Unavailable, VerifyFailed
-from torchrelay.compiler.forking.forked_copy import ForkedCopy
+from torchrelay.compiler.process.forked_copy import ForkedCopy
 from torchrelay.compiler.request import cpu_isa, schema
 from torchrelay.compiler.tuning import queries as tuning_queries
 from torchrelay.compiler.tuning import records

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....compiler.api.training import working_directory
-from ....compiler.own_files import UNWRITABLE
+from ....compiler.process.own_files import UNWRITABLE
 
 _PREFIX = "torchrelay-train-"
 _UNPACKED = ".whole"

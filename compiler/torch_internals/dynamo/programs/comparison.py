@@ -21,7 +21,7 @@ import msgspec
 from .... import decoding
 from ....artifact.programs import digests
 from ....artifact.programs.records import AskedRecord, FrameProgram, GuardRecord
-from . import bytecode, names, shapes
+from . import bytecode, shapes
 from .sources import read
 
 _NOT_COMPARED = frozenset({"automatic", "code", "kernels", "sources"})
@@ -95,15 +95,16 @@ def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
     """Another name for each variable that Dynamo has made, in the order in which bytecode has them: its own name has
     counters, addresses and random numbers of its process."""
     called = [each.name for each in program.graphs] + [each.name for each in program.splits]
-    variables = [each.name for each in program.globals if not each.name.startswith(names.ALIAS)]
+    variables = [each.name for each in program.globals if not each.name.startswith(bytecode.ALIAS)]
     generated = [*called, *variables, *([program.builtins] if program.builtins else [])]
     codes = [program.bytecode, *(each.code for each in program.globals if each.code)]
     used = [name for data in codes for name in _names(marshal.loads(data)) if name in generated]
     for position, name in enumerate(dict.fromkeys([*used, *generated])):
         prefix = next(
-            (each for each in (names.GRAPH, names.RESUME, names.BUILTINS) if name.startswith(each)), ""
+            (each for each in (bytecode.GRAPH, bytecode.RESUME, bytecode.BUILTINS) if name.startswith(each)),
+            "",
         )
-        yield name, f"{prefix or names.VALUE}_{position}"
+        yield name, f"{prefix or bytecode.VALUE}_{position}"
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -23,7 +23,8 @@ from ....artifact.programs.records import (
     SplitGraph,
 )
 from ...distributed import split_graphs
-from . import answers, asked, bytecode, generated_code, guards, hooks, lookups, names, operators, shapes
+from . import bytecode, generated_code, guards, operators, shapes
+from .questions import answers, asked, hooks, lookups
 from .sources import SourceWriter
 
 _log = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ def _graphs(
         found.append(msgspec.structs.replace(noted[1], name=name))
         return name
 
-    for name in sorted(name for name in graph.installed_globals if name.startswith(names.GRAPH)):
+    for name in sorted(name for name in graph.installed_globals if name.startswith(bytecode.GRAPH)):
         answer = torch._dynamo.eval_frame.innermost_fn(scope[name])
         split = split_graphs.split_graph(answer)
         if split is None:
@@ -224,13 +225,13 @@ def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:
     found = [GlobalRecord(alias, module) for alias, module in sorted(graph.import_sources.items())]
     for name in sorted(graph.installed_globals):
         value = scope.get(name)
-        if name.startswith(names.GRAPH):
+        if name.startswith(bytecode.GRAPH):
             continue
         if name == graph.name_of_builtins_dict_key_in_fglobals:
             continue
         if isinstance(value, types.ModuleType):
             found.append(GlobalRecord(name, value.__name__))
-        elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(names.RESUME):
+        elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(bytecode.RESUME):
             found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
         else:
             raise NotPortable(f"a global of Dynamo's that is a {type(value).__name__}")

@@ -15,7 +15,8 @@ from ....artifact.programs import digests
 from ....artifact.programs.records import CodeReference, FrameProgram, NotPortable, ProgramGraph
 from ...distributed import split_graphs
 from .. import guard_building
-from . import asked, bytecode, generated_code, guards, names, operators, shapes
+from . import bytecode, generated_code, guards, operators, shapes
+from .questions import asked
 from .sources import read
 
 
@@ -99,20 +100,20 @@ class _Globals:
         from torch._dynamo.bytecode_transformation import unique_id
 
         self.scope = scope
-        self.renamed = {name: unique_id(names.GRAPH, with_uuid=True) for name in _called(variant)}
+        self.renamed = {name: unique_id(bytecode.GRAPH, with_uuid=True) for name in _called(variant)}
         self._hooks: list[Any] = []
         self._keeps = False
         for each in variant.globals:
-            if each.name.startswith(names.ALIAS):
+            if each.name.startswith(bytecode.ALIAS):
                 module = sys.modules[each.module]
                 if scope.setdefault(each.name, module) is not module:
                     raise LookupError(f"a global variable {each.name}")
             else:
-                self.renamed[each.name] = unique_id(names.RESUME if each.code else names.VALUE)
+                self.renamed[each.name] = unique_id(bytecode.RESUME if each.code else bytecode.VALUE)
                 if each.module:
                     self.add(each.name, sys.modules[each.module])
         if variant.builtins:
-            self.renamed[variant.builtins] = unique_id(names.BUILTINS)
+            self.renamed[variant.builtins] = unique_id(bytecode.BUILTINS)
             found = scope["__builtins__"]
             self.add(variant.builtins, found if isinstance(found, dict) else vars(found))
 

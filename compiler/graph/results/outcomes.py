@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from msgspec import Struct
 
-from ..errors import VerifyFailed
-from . import targets
+from ...errors import VerifyFailed
+from .. import targets
 from .numerics import TOLERANCE, difference, rounded_share
 
 

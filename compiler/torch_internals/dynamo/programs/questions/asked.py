@@ -14,11 +14,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from ....artifact.programs import digests
-from ....artifact.programs.records import AskedRecord, NotPortable
-from . import names, values
-from .guards import Frame
-from .sources import SourceWriter
+from .....artifact.programs import digests
+from .....artifact.programs.records import AskedRecord, NotPortable
+from .. import bytecode, values
+from ..guards import Frame
+from ..sources import SourceWriter
 
 _WRAPPERS = 4
 """Around a function that is found by its name (`functools.wraps`, `functools.lru_cache`)."""
@@ -77,7 +77,8 @@ class Dropped(Struct, frozen=True):
     guard: Any
 
 
-Asked = ModuleName | Attribute | Key | Order | Call | Unnamed | Dropped
+Question = ModuleName | Attribute | Key | Order | Call | Unnamed
+Asked = Question | Dropped
 
 
 def write(asked: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[AskedRecord]:
@@ -118,7 +119,7 @@ def _keywords(guard: Any) -> str:
     return repr(getattr(guard.create_fn, "keywords", None))
 
 
-def _record(question: Asked, frame: Frame, sources: SourceWriter) -> AskedRecord:
+def _record(question: Question, frame: Frame, sources: SourceWriter) -> AskedRecord:
     match question:
         case Unnamed(reason):
             raise NotPortable(reason)
@@ -230,7 +231,7 @@ def _is_dynamos(source: Any) -> bool:
     break, may not use that name any more."""
     while (base := getattr(source, "base", None)) is not None:
         source = base
-    return str(getattr(source, "global_name", "")).startswith(names.ALIAS)
+    return str(getattr(source, "global_name", "")).startswith(bytecode.ALIAS)
 
 
 def differing(records: Sequence[AskedRecord], sources: Sequence[Any], frame: Frame) -> str | None:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import SettingsError
+from ..errors import SettingsError
 
 UNREADABLE = 0o077
 """The mode bits that a secret must not have."""

@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ...compiler.request.allowed_names import DTYPE_BYTES
-from ...compiler.tuning.records import Operand, Problem, TuningEntry
+from ....compiler.request.allowed_names import DTYPE_BYTES
+from ....compiler.tuning.records import Operand, Problem, TuningEntry
 
 Bound = Literal["compute", "memory"]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ....artifact.programs import digests
+from .....artifact.programs import digests
 from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed
 from .hooks import Hooks, owners
 
@@ -124,7 +124,8 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
         return calls
 
-    root: Any = variables.SetVariable
+    every: Any = variables
+    root = every.SetVariable
     while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
         root = root.__base__
     for name in _ORDER:

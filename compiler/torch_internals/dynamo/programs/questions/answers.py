@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ....artifact.programs import digests
+from .....artifact.programs import digests
 from .asked import Asked, Call, Unnamed
 from .hooks import Hooks, owners
 

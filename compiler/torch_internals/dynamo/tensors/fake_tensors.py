@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ...tuning import records
+from ....tuning import records
 
 
 def new_fake_mode(env: ShapeEnv) -> FakeTensorMode:

@@ -17,11 +17,11 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from ...compiler.errors import Unsupported
-from ...compiler.graph import dtensor_calls
-from ...compiler.request import schema
-from ...compiler.torch_internals import compatibility
-from ...compiler.torch_internals.distributed import dtensor
+from ....compiler.errors import Unsupported
+from ....compiler.graph import dtensor_calls
+from ....compiler.request import schema
+from ....compiler.torch_internals import compatibility
+from ....compiler.torch_internals.distributed import dtensor
 
 _CALLS = {
     name: dtensor_calls.DTensorCall(f"torchrelay.{name}")

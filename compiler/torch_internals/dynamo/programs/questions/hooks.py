@@ -38,6 +38,7 @@ def owners(base: type, name: str) -> Iterator[type]:
         each = waiting.pop()
         if callable(vars(each).get(name)):
             yield each
-        below: list[type] = [kind for kind in type.__subclasses__(each) if kind not in seen]
+        inheriting: list[type] = type.__subclasses__(each)
+        below = [kind for kind in inheriting if kind not in seen]
         seen.update(below)
         waiting += below

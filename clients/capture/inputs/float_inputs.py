@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ...compiler.torch_internals.dynamo import backend_interface, fake_tensors, symbolic_shapes
+from ....compiler.torch_internals.dynamo import backend_interface, symbolic_shapes
+from ....compiler.torch_internals.dynamo.tensors import fake_tensors
 
 _READ = "item"
 """Dynamo's method call for `.item()`, `.tolist()` and `float()` of a tensor."""

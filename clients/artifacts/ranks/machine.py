@@ -16,8 +16,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ...compiler.artifact import symbol_versions
-from ...compiler.errors import CannotLoad
+from ....compiler.artifact import symbol_versions
+from ....compiler.errors import CannotLoad
 
 _MAPPED = re.compile(r"\S*/lib(?:stdc\+\+|gcc_s|gomp)[-.][^/\n]*$", re.MULTILINE)
 """The libraries, beside the C library, whose versions a kernel can need."""

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding
-from ...compiler.api import compiles
-from ...compiler.artifact.symbol_versions import CUDA
-from ...compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
-from ..gateway.compile_client import GatewayClient
-from ..gateway.deadline import Deadline
+from ....compiler import decoding
+from ....compiler.api import compiles
+from ....compiler.artifact.symbol_versions import CUDA
+from ....compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
+from ...gateway.compile_client import GatewayClient
+from ...gateway.deadline import Deadline
 from .machine import Machine, check_needs
 
 _HEARTBEAT_SECONDS = 1.0
