@@ -135,7 +135,7 @@ HIGHER_ORDER = _reasons(
             |register_hook|_export_tracepoint|strict_mode""",
         "AOTAutograd or Inductor itself makes it": """
             auto_functionalized(_v2)?|with_effects|(graphsafe_)?run_(and_save|with)_rng_state|run_dtensor_rng_op
-            |run_const_graph|inductor_compiled_code|triton_kernel_wrapper_functional""",
+            |run_const_graph|control_deps|inductor_compiled_code|triton_kernel_wrapper_functional""",
         "its text is code for a GPU": "inline_asm_elementwise",
         "its callers need a permission of their own": "triton_kernel_wrapper_mutation",
         "it is for another compiler": "(aoti|executorch)_call_delegate",

@@ -101,6 +101,7 @@ def test_the_key_covers_every_field() -> None:
         *request.kernels[0].configs,
         *request.meshes,
         *request.libraries,
+        *request.bases,
         request.tuning_lock,
         entry,
         entry.problem,
@@ -186,7 +187,11 @@ def full_request() -> schema.GraphRequest:
         eager=[[2]],
         meshes=[schema.Mesh(shape=[2, 4], coordinate=[1, 3])],
         libraries=[schema.Library("transformers", "5.0.0", "0" * 64)],
+        bases=[schema.Base(tensor=BASE, views=[0, 1])],
     )
+
+
+BASE = schema.TensorInput(shape=[8], stride=[1], dtype="float32", device="cpu", requires_grad=False)
 
 
 MATRIX = records.Operand("float32", (4, 4), (4, 1))
