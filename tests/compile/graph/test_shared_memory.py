@@ -236,7 +236,8 @@ def test_other_aliases_are_traced_again(first: Callable[[], Inputs], then: Calla
 def change(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     before = x.cumsum(0)
     y.mul_(3)
-    return x.cumsum(0) - before, y.sum(), x.view(-1)
+    # No view of x: PyTorch 2.13 does not compile one where x and y are views of a tensor that is no input.
+    return x.cumsum(0) - before, y.sum(), x * 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ expecttest.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -13,19 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch.testing._internal.autograd_function_db import autograd_function_db
-from torch.testing._internal.common_methods_invocations import (
-    foreach_binary_op_db,
-    foreach_other_op_db,
-    foreach_pointwise_op_db,
-    foreach_reduce_op_db,
-    foreach_unary_op_db,
-    op_db,
-)
-from torch.testing._internal.common_modules import module_db
-from torch.testing._internal.common_optimizers import optim_db
-from torch.testing._internal.custom_op_db import custom_op_db
-from torch.testing._internal.hop_db import hop_db
 
 DTYPES = (
     torch.float64,
@@ -43,10 +32,17 @@ def _call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **kwargs)
 
 
-# The entries of random operators are functions that set the seed first, which is no graph.
-for name, module in list(sys.modules.items()):
-    if name.startswith("torch.testing._internal.") and hasattr(module, "wrapper_set_seed"):
-        module.wrapper_set_seed = _call
+@functools.cache
+def _databases(module: str) -> Any:
+    """A module of torch.testing._internal. Importing one takes some 20 s, and forbids this process to set flags of
+    torch.backends, which is undone. The entries of random operators are functions that set the seed first, which is no
+    graph: they call the operator alone here."""
+    found = importlib.import_module(f"torch.testing._internal.{module}")
+    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith("torch.testing._internal.") and hasattr(loaded, "wrapper_set_seed"):
+            loaded.wrapper_set_seed = _call
+    return found
 
 
 class Call(NamedTuple):
@@ -72,14 +68,14 @@ def seed() -> None:
 
 def operators() -> Iterator[Case]:
     """Each operator that supports the CPU, with float32 or else the first dtype that it supports."""
-    for entry in op_db:
+    for entry in _databases("common_methods_invocations").op_db:
         dtypes = entry.supported_dtypes("cpu")
         if dtypes:
             yield _operator(f"operators/{_name(entry)}", entry, _first_dtype(dtypes))
 
 
 def inplace_variants() -> Iterator[Case]:
-    for entry in op_db:
+    for entry in _databases("common_methods_invocations").op_db:
         dtypes = entry.supported_dtypes("cpu")
         if dtypes and entry.inplace_variant is not None:
             dtype = _first_dtype(dtypes)
@@ -88,7 +84,9 @@ def inplace_variants() -> Iterator[Case]:
 
 def dtypes() -> Iterator[Case]:
     """Every tenth operator with each of eight dtypes."""
-    for entry in [entry for entry in op_db if entry.supported_dtypes("cpu")][::10]:
+    for entry in [
+        entry for entry in _databases("common_methods_invocations").op_db if entry.supported_dtypes("cpu")
+    ][::10]:
         for dtype in DTYPES:
             if dtype in entry.supported_dtypes("cpu"):
                 yield _operator(f"dtypes/{_name(entry)} {str(dtype).removeprefix('torch.')}", entry, dtype)
@@ -96,11 +94,11 @@ def dtypes() -> Iterator[Case]:
 
 def foreach() -> Iterator[Case]:
     databases = (
-        foreach_unary_op_db,
-        foreach_binary_op_db,
-        foreach_pointwise_op_db,
-        foreach_reduce_op_db,
-        foreach_other_op_db,
+        _databases("common_methods_invocations").foreach_unary_op_db,
+        _databases("common_methods_invocations").foreach_binary_op_db,
+        _databases("common_methods_invocations").foreach_pointwise_op_db,
+        _databases("common_methods_invocations").foreach_reduce_op_db,
+        _databases("common_methods_invocations").foreach_other_op_db,
     )
     for database in databases:
         for entry in database:
@@ -110,23 +108,23 @@ def foreach() -> Iterator[Case]:
 
 
 def higher_order_operators() -> Iterator[Case]:
-    for entry in hop_db:
+    for entry in _databases("hop_db").hop_db:
         yield _operator(f"higher-order/{_name(entry)}", entry, torch.float32)
 
 
 def autograd_functions() -> Iterator[Case]:
-    for entry in autograd_function_db:
+    for entry in _databases("autograd_function_db").autograd_function_db:
         yield _operator(f"autograd/{_name(entry)}", entry, torch.float32)
 
 
 def custom_operators() -> Iterator[Case]:
-    for entry in custom_op_db:
+    for entry in _databases("custom_op_db").custom_op_db:
         yield _operator(f"custom/{_name(entry)}", entry, torch.float32)
 
 
 def modules() -> Iterator[Case]:
     """Each module, training and not."""
-    for entry in module_db:
+    for entry in _databases("common_modules").module_db:
         for training in (True, False):
             if entry.train_and_eval_differ or training:
                 state = "train" if training else "eval"
@@ -135,7 +133,7 @@ def modules() -> Iterator[Case]:
 
 def optimizers() -> Iterator[Case]:
     """Each optimizer's step, with each set of options of its database that a graph can have."""
-    for entry in optim_db:
+    for entry in _databases("common_optimizers").optim_db:
         for position, sample in enumerate(entry.optim_inputs_func(device="cpu")):
             if not sample.kwargs.get("differentiable"):  # needs parameters that are no leaves
                 described = " ".join(f"{name}={value}" for name, value in sample.kwargs.items()) or "default"
