@@ -245,7 +245,6 @@ def change(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     [
         ("2 dimensions, a base and its row", contextlib.nullcontext),
         ("3 dimensions, two views", contextlib.nullcontext),
-        ("an activation and its row", contextlib.nullcontext),
         ("views of views", contextlib.nullcontext),
         ("no views", contextlib.nullcontext),
         ("2 dimensions, two views", torch.inference_mode),
