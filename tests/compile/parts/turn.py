@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def turn() -> int:
-    """TORCHRELAY_TEST_TURN, if it is set: a failed run can be repeated. Else by the commit; 0 without git."""
-    if given := os.environ.get("TORCHRELAY_TEST_TURN"):
+    """RELAY_TEST_TURN, if it is set: a failed run can be repeated. Else by the commit; 0 without git."""
+    if given := os.environ.get("RELAY_TEST_TURN"):
         return int(given)
     command = ["git", "rev-parse", "--short=7", "HEAD"]
     try:

@@ -1,6 +1,6 @@
 """The forms of isolation, and slots that may use some of them.
 
-`require(form)` skips a test where this machine does not offer the form, or fails it with TORCHRELAY_TEST_FORMS=all.
+`require(form)` skips a test where this machine does not offer the form, or fails it with RELAY_TEST_FORMS=all.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def require(form):
     """Skip the test, or fail it, unless a slot on this machine isolates its jobs by `form`."""
     if reason := _why_not(form):
         message = f"isolation by {form!r} is not offered here: {reason}"
-        if os.environ.get("TORCHRELAY_TEST_FORMS") == "all":
-            pytest.fail(f"{message} (TORCHRELAY_TEST_FORMS=all)")
+        if os.environ.get("RELAY_TEST_FORMS") == "all":
+            pytest.fail(f"{message} (RELAY_TEST_FORMS=all)")
         pytest.skip(message)
 
 

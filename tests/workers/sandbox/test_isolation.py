@@ -1,6 +1,6 @@
 """A compile is shut in: what an intruder in a job tries is refused, in each form that this machine offers.
 
-Tests of a form that the machine does not offer are skipped, or fail with TORCHRELAY_TEST_FORMS=all (parts/forms.py).
+Tests of a form that the machine does not offer are skipped, or fail with RELAY_TEST_FORMS=all (parts/forms.py).
 """
 
 from __future__ import annotations
