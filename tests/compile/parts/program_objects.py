@@ -142,6 +142,7 @@ CLASSES = {
     "__instancecheck__ of a metaclass": edit(
         "class M(type):\n    def __instancecheck__(cls, o):\n        return True\n\n\nclass A(metaclass=M):\n    pass\n\n\nclass C:\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
         ("return True", "return False"),
+        how="unfit",
     ),
     "protocol and an attribute": edit(
         "import typing\n\n\n@typing.runtime_checkable\nclass P(typing.Protocol):\n    extra: int\n\n\nclass C:\n    pass\n\n\nbox = C()\n# here\n\n\ndef program(x):\n    return x * 2 if isinstance(box, P) else x * 3\n",
