@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from program_changes import FUNCTION, Change, edit
 from program_modules import MODEL
-from program_objects import AUTOCAST
 from program_starts import Around
+from program_values import AUTOCAST
 
 determinism: Any = torch.utils.deterministic
 

@@ -16,10 +16,11 @@ from program_calls import INPUTS, SAME, SETTINGS
 from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
 from program_environment import ABSENT, OPERATORS, PROCESS
 from program_modules import EFFECTS, MODULES
-from program_objects import CLASSES, VALUES
+from program_objects import CLASSES
 from program_registered import REGISTERED
 from program_sizes import SIZES, continued
 from program_starts import Recorded, from_records, traced, without_compiler
+from program_values import VALUES
 
 TABLES = {
     "functions": FUNCTIONS,
