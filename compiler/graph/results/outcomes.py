@@ -21,7 +21,8 @@ from .numerics import TOLERANCE, difference, rounded_share
 
 
 class Outcome(Struct):
-    """mutated: the inputs that are tensors, after the call. gradients: of the inputs that require one."""
+    """mutated: the inputs that are tensors, after the call. gradients: of the inputs that require one, and for those
+    that are views of one base, of the base."""
 
     outputs: list[Any]
     mutated: list[torch.Tensor]
@@ -42,7 +43,7 @@ class AtenReference(NamedTuple):
 def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
     """Call `function`, which may change the inputs, and differentiate its outputs by them. The gradients of the outputs
     are the same in every call. `mutated` holds the inputs themselves."""
-    sources = [_gradient_source(v) for v in inputs if isinstance(v, torch.Tensor) and v.requires_grad]
+    sources = _gradient_sources(inputs)
     result = function(*inputs)
     outputs = list(result) if isinstance(result, tuple | list) else [result]
     gradients: list[torch.Tensor | None] = []
@@ -73,9 +74,21 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-def _gradient_source(value: torch.Tensor) -> Any:
-    """What autograd.grad differentiates by: for an activation its edge, as the graph may change it in place later."""
-    return value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value)
+def _gradient_sources(inputs: Sequence[Any]) -> list[Any]:
+    """What autograd.grad differentiates by. For an activation it is its edge, as the graph may change it in place
+    later. For views it is their base: which of their own edges are used after a change is different in compiled code,
+    which computes all of them from the base, and only the sum reaches the program's parameters."""
+    wanted = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    origins = {id(origin): origin for origin in map(_origin, wanted)}
+    return [
+        value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value)
+        for value in origins.values()
+    ]
+
+
+def _origin(value: torch.Tensor) -> torch.Tensor:
+    base = value._base
+    return value if value.is_leaf or base is None or not base.requires_grad else base
 
 
 def _detached(value: Any) -> Any:
