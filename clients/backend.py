@@ -77,18 +77,22 @@ def torchrelay(
     background, options = split_options(options)
     config.check_options(mode, options)
     compile_locally = functools.partial(_compile_locally, gm, example_inputs, mode, options)
+    served = fallback = None
     try:
         try:
-            served = _from_service(gm, example_inputs, mode, options, background)
+            served, fallback = _from_service(gm, example_inputs, mode, options, background)
         except Exception as error:
             if _is_meant_for_the_caller(error):
                 raise
-            served = _reported(error, len(gm.graph.nodes))
-        if isinstance(served, GraphRecord):
-            return _compiled_or_eager(gm, compile_locally, served)
-        return compile_locally() if served is None else served
+            fallback = _reported(error, len(gm.graph.nodes))
+        if served is not None:
+            return served
+        return compile_locally() if fallback is None else _compiled_or_eager(gm, compile_locally, fallback)
     finally:
-        process_report().end_of_backend()
+        try:
+            process_report().end_of_backend()
+        except Exception as error:  # the graph is ready; only seconds are told wrongly
+            _log.debug("torchrelay: no time noted", exc_info=error)
 
 
 def _from_service(
@@ -97,9 +101,9 @@ def _from_service(
     mode: str,
     options: Mapping[str, Any],
     background: bool | None,
-) -> Callable[..., Any] | GraphRecord | None:
-    """The service's artifact, or the graph itself until that is there; None in mode `off`; the report's record after a
-    failure that was reported. In mode `require` raises the failure."""
+) -> tuple[Callable[..., Any] | None, GraphRecord | None]:
+    """The service's artifact, or the graph itself until that is there; or the report's record of a failure; neither in
+    mode `off`. In mode `require` raises the failure."""
     try:
         relay = process_backend()
     except RelayError as error:  # settings that cannot be read
@@ -107,16 +111,16 @@ def _from_service(
             raise backend_interface.user_error(error) from None
         raise
     if relay.settings.mode == "off":
-        return None
+        return None, None
     start = time.perf_counter()
     try:
-        return relay.compile(gm, example_inputs, mode, options, background=background)
+        return relay.compile(gm, example_inputs, mode, options, background=background), None
     except RelayError as error:
         seconds, nodes = time.perf_counter() - start, len(gm.graph.nodes)
         if relay.settings.mode == "require":
             relay.report.raised(error, seconds=seconds, nodes=nodes)
             raise backend_interface.user_error(error) from None
-        return relay.fell_back(error, seconds=seconds, nodes=nodes)
+        return None, relay.fell_back(error, seconds=seconds, nodes=nodes)
 
 
 def _is_meant_for_the_caller(error: Exception) -> bool:
