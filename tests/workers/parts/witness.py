@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ MARK = b"a tenant's own words"
 
 def preload():
     """The server, and through its forks everything below it, notes what is decoded."""
-    notes = Path(sys.argv[sys.argv.index("--jobs") + 1]).parents[1] / "decoded"
+    jobs = json.loads(sys.argv[sys.argv.index("--order") + 1])["jobs_dir"]
+    notes = Path(jobs).parents[1] / "decoded"
     for name in ("from_msgpack", "from_json"):
         setattr(decoding, name, _noting(getattr(decoding, name), notes))
 

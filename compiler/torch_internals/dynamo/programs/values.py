@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import enum
+import re
 import sys
 import types
 from typing import Any
@@ -199,7 +200,11 @@ def _described(value: Any, depth: int) -> Any:
             name = str(getattr(value, "__name__", ""))
             if getattr(sys.modules.get(module), name, None) is value:  # a function of pybind11's
                 return ["builtin", module, name]
+            if type(owner) in (frozenset, tuple, str, bytes):  # as keyword.iskeyword
+                return ["builtin", value.__qualname__, _described(owner, depth - 1)]
             raise NotPortable(f"a method of an object, {value.__qualname__}")
+        case re.Pattern():
+            return [type_of(value), _described(value.pattern, depth - 1), value.flags]
         case torch.autocast():
             own = ("device", "fast_dtype", "_enabled", "_cache_enabled")
             return [type_of(value), *(_described(getattr(value, name), depth - 1) for name in own)]

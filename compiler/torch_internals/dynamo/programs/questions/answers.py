@@ -7,6 +7,7 @@ in another process (asked.Call), or the frame has no record (asked.Unnamed).
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,8 @@ typing: cast
 """Module -> functions whose answers follow from their arguments and from what each record has anyway: guards on modes
 of the process, the process groups of its rank. `*`: all of them."""
 
+_REMEMBERS_BY_ID = (copy.__file__, inspect.__file__)
+"""deepcopy and unwrap, which inspect.signature calls: what they have seen already."""
 _TEXTS = ("ascii", "format", "repr", "str")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 _WITH_TEXT = frozenset({"ExceptionVariable", "SymNodeVariable", "UserDefinedClassVariable"})
@@ -167,12 +170,8 @@ class _Follows:
         if function in (isinstance, issubclass):
             return _classes(arguments)
         if function is id:
-            # copy.deepcopy remembers by it what it has copied
-            return (
-                None
-                if tx.f_code.co_filename == copy.__file__ or "Fake" in type(answer).__name__
-                else Unnamed("id()")
-            )
+            remembers = tx.f_code.co_filename in _REMEMBERS_BY_ID
+            return None if remembers or "Fake" in type(answer).__name__ else Unnamed("id()")
         if name in _TEXTS or function is str.format:
             return _text([*arguments, *keywords.values()], answer)
         if isinstance(value := _value(answer), str) and _ADDRESS.search(value):
