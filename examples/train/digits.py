@@ -55,12 +55,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=60, help="of all ranks together")
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--float64", action="store_true", help="so that ways can be compared by each step's loss")
     args = parser.parse_args()
 
     device, way = ranks.begin(args.device, args.way)
     torch.manual_seed(args.seed)  # all ranks begin with the same weights
     (images, labels), (test_images, test_labels) = digits(held_out=297)
-    whole = Classifier(args.width).to(device)
+    dtype = torch.float64 if args.float64 else torch.float32
+    images, test_images = images.to(dtype), test_images.to(dtype)
+    whole = Classifier(args.width).to(device, dtype)
     model = ranks.spread(whole, way)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batches = train.batches(TensorDataset(images, labels), args.batch, seed=args.seed, epochs=args.epochs)

@@ -30,7 +30,8 @@ def run(script: str, arguments: list[str], folder: Path, way: str, ranks: int) -
 
 @pytest.mark.parametrize(
     ("script", "arguments"),
-    [("char_gpt.py", SMALL), ("digits.py", ["--epochs", "2", "--width", "16"])],
+    # In float32 a ReLU's or a maximum's choice, which differs by rounding, is seen in the loss some steps later.
+    [("char_gpt.py", SMALL), ("digits.py", ["--epochs", "2", "--width", "16", "--float64"])],
 )
 def test_ranks_lose_what_one_process_loses(script: str, arguments: list[str], tmp_path: Path) -> None:
     without = [*arguments, "--checkpoint-every", "0"]

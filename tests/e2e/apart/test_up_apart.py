@@ -92,7 +92,7 @@ class Apart:
         service = self.compose[name]
         command = [self.local(word) for word in [*service.get("entrypoint", entrypoint), *service["command"]]]
         command = [sys.executable if word == "python" else word for word in command]
-        environment = {key: self.local(value) for key, value in service["environment"].items()}
+        environment = {key: self.local(value or "") for key, value in service["environment"].items()}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHRELAY_", "RAY_"))}
         own = {
             "PATH": os.pathsep.join([str(self.redis_folder()), os.environ["PATH"]]),
