@@ -21,6 +21,7 @@ from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, wait_un
 from starlette.types import ASGIApp, Receive, Scope, Send
 from torchrelay.clients.artifacts import prefetch as module
 from torchrelay.clients.artifacts.prefetch import Prefetch
+from torchrelay.clients.artifacts.shared_libraries import loading_folder
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import container, member_names
@@ -126,7 +127,8 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     found = prefetch.take(one)
     assert found is not None and found.fetched and found.opened.manifest.key == one
     assert found.data == (tmp_path / "artifacts" / one[:2] / one).read_bytes()
-    assert (tmp_path / "lib" / f"{hashlib.sha256(LIBRARY).hexdigest()}.so").read_bytes() == LIBRARY
+    library = loading_folder(tmp_path) / f"{hashlib.sha256(LIBRARY).hexdigest()}.so"
+    assert library.read_bytes() == LIBRARY
     assert prefetch.take(one) is None
     assert prefetch.take("ee" * 32) is None
     assert service.fetches() - service.before == 2

@@ -129,7 +129,7 @@ def test_redis_holds_the_newest_protocol_and_the_oldest_that_may_join(
 def test_a_compile_of_another_revision_is_left_to_the_dispatchers_of_that(
     start_gateway: StartGateway, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.compile.compile_queue.REVISION", "1.2")
+    monkeypatch.setattr("torchrelay.compiler.request.schema.REVISION", "1.2")
     redis, name = redis_server.client(), KEYS.dispatcher("other")
     worker = WorkerInfo("w", TOOLCHAIN, TARGET, "idle", 0)
     redis.set(name, msgspec.msgpack.encode(DispatcherInfo("other", "", [worker], [], "1.2")))
