@@ -137,6 +137,11 @@ class FolderStorage:
         self._folder = folder
 
     def clear(self) -> None:
+        for old in self._folder.glob(f"step-*{_REPLACED}"):
+            name = old.name.removesuffix(_REPLACED)
+            if self._place(name) == old:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+                old.rename(self._folder / name)
         for path in self._folder.glob(f"step-*{_PARTIAL}"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -171,20 +176,28 @@ class FolderStorage:
         pass
 
     def names(self) -> list[str]:
-        return _newest_first(path.parent.name for path in self._folder.glob(f"step-*/{_MANIFEST}"))
+        found = {
+            path.parent.name.removesuffix(_REPLACED) for path in self._folder.glob(f"step-*/{_MANIFEST}")
+        }
+        return _newest_first(found)
 
     def manifest(self, name: str) -> CheckpointManifest:
-        return _decode(name, (self._folder / name / _MANIFEST).read_bytes())
+        return _decode(name, (self._place(name) / _MANIFEST).read_bytes())
 
     @contextlib.contextmanager
     def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
-        yield self._folder / name
+        yield self._place(name)
+
+    def _place(self, name: str) -> Path:
+        """The checkpoint's folder; if a process ended just as it replaced the checkpoint, that of the one before."""
+        final, old = self._folder / name, self._folder / (name + _REPLACED)
+        return old if not (final / _MANIFEST).exists() and (old / _MANIFEST).exists() else final
 
     def drop(self, name: str) -> None:
-        folder = self._folder / name
-        with contextlib.suppress(FileNotFoundError):
-            (folder / _MANIFEST).unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in (self._folder / (name + _REPLACED), self._folder / name):
+            with contextlib.suppress(FileNotFoundError):
+                (folder / _MANIFEST).unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class ObjectStorage:

@@ -167,6 +167,28 @@ def test_one_that_cannot_be_replaced_stays(
     assert torch.equal(restored(tmp_path)[1], weights[1])
 
 
+def test_a_process_that_ends_as_it_replaces_one_leaves_the_old_one(
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = saved(tmp_path, 1)
+    whole = Path.rename
+
+    def killed(path: Path, to: Path) -> Path:
+        if path.name == "step-1.partial":
+            raise SystemExit
+        return whole(path, to)
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(Path, "rename", killed)
+        saved(tmp_path, 1)
+    assert torch.equal(restored(tmp_path)[1], weights[1])
+    more = saved(tmp_path, 2)
+    assert names(tmp_path) == ["step-1", "step-2"]
+    assert torch.equal(restored(tmp_path)[1], more[2])
+    shutil.rmtree(tmp_path / "step-2")
+    assert torch.equal(restored(tmp_path)[1], weights[1])
+
+
 def test_what_was_begun_and_never_finished_is_no_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-2.partial")
