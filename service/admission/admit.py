@@ -7,6 +7,7 @@ are parsed in place, medium ones in a thread, large ones in a child process.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _PARSED = 1024
 its bytes."""
 _TOGETHER = 3
 _CHILD_SECONDS = 60.0
+_CHILD_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR", "LANG", "LC_ALL")
+"""All that the child gets of this process' environment, which has passwords."""
 
 
 class Admission:
@@ -141,6 +144,7 @@ async def _parse_in_child(body: bytes, limits: codec.Limits) -> CompileRequest:
         f"{__package__}.parse_process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env={name: os.environ[name] for name in _CHILD_VARIABLES if name in os.environ},
     )
     try:
         async with asyncio.timeout(_CHILD_SECONDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -130,3 +131,21 @@ def test_of_small_requests_that_were_queued_only_the_latest_are_remembered() -> 
         queued.put("default", str(n), QueuedRequest(b"body", NEEDS, finish=False))
     assert queued.get("default", "0") is None
     assert queued.get("default", "1") is not None
+
+
+def test_the_process_that_parses_has_nothing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+    start = asyncio.create_subprocess_exec
+
+    async def noted(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        child = await start(*command, **options)
+        lines = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        environments.append(dict(line.decode().split("=", 1) for line in lines if line))
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    monkeypatch.setenv("TORCHRELAY_SERVICE_REDIS_URL", "redis://somebody:secret@redis")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert asyncio.run(admission().parse(LARGE)).key
+    (environment,) = environments
+    assert "PATH" in environment and "secret" not in str(environment)
