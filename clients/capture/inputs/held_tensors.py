@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from msgspec import Struct
+
+from ....compiler.errors import Unsupported
+from ....compiler.torch_internals.dynamo.tensors import fake_tensors
 
 
 class HoistedGraph(Struct, frozen=True):
@@ -38,7 +41,8 @@ class HoistedGraph(Struct, frozen=True):
 
 
 def hoist_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> HoistedGraph:
-    """Turn the top graph's tensor attributes into placeholders after the others; `gm` is not changed."""
+    """Turn the top graph's tensor attributes into placeholders after the others; `gm` is not changed. Raises
+    Unsupported."""
     found: dict[str, torch.Tensor] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
@@ -47,6 +51,7 @@ def hoist_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Ho
                 found[str(node.target)] = value
     if not found:
         return HoistedGraph(gm, list(example_inputs), {})
+    _refuse_shared_memory(found.values(), example_inputs)
     graph = copy.deepcopy(gm.graph)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
@@ -59,3 +64,20 @@ def hoist_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Ho
     placeholders = (node for node in graph.nodes if node.op == "placeholder")
     held = {node.name: found[stands_for[node]] for node in placeholders if node in stands_for}
     return HoistedGraph(torch.fx.GraphModule(gm, graph), [*example_inputs, *held.values()], held)
+
+
+def _refuse_shared_memory(held: Iterable[torch.Tensor], inputs: Sequence[Any]) -> None:
+    """Dynamo has no guards on the memory of held tensors, which a change of an input may change in one call, and not
+    in another one."""
+    storages = {storage: position for position, value in enumerate(inputs) if (storage := _storage(value))}
+    for value in held:
+        if (position := storages.get(_storage(value))) is not None:
+            raise Unsupported(f"the graph holds a tensor that shares memory with input {position}")
+
+
+def _storage(value: Any) -> int:
+    """0 if there is none. Of a DTensor it is that of its local part."""
+    local = getattr(value, "_local_tensor", value)
+    if not isinstance(local, torch.Tensor) or local.layout != torch.strided:
+        return 0
+    return fake_tensors.storage_id(local)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from comparison import agree
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.clients.capture.prepare import PreparedGraph, check_binding, prepare
 from torchrelay.compiler.errors import BindingMismatch
@@ -65,6 +66,26 @@ def test_tensors_of_equal_shape_that_a_graph_holds_are_told_apart(
 
 def test_three_tensors_that_a_graph_holds_through_the_service(remote: RelayBackend) -> None:
     agree(lambda: of_three, lambda step: (torch.full((4,), 1.0 + step, requires_grad=True),))
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:3], lambda x: x.t()[0]], ids=["rows", "of its transpose"])
+def test_a_held_tensor_that_shares_memory_with_an_input_is_not_sent(
+    view: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """A worker would compile for memory of its own, and the change of `y` would not be seen."""
+    whole = torch.ones(4, 4)
+    part = view(whole)
+
+    @torch._dynamo.assume_constant_result
+    def held() -> torch.Tensor:
+        return part
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(1)
+        return x * held()
+
+    with pytest.raises(BackendCompilerFailed, match="a tensor that shares memory with input"):
+        prepared_graphs(program, torch.tensor(2.0), whole)
 
 
 def test_an_optimizer_step_with_momentum_through_the_service(remote: RelayBackend) -> None:
