@@ -84,7 +84,10 @@ def torchrelay(
         except Exception as error:
             if _is_meant_for_the_caller(error):
                 raise
-            fallback = _reported(error, len(gm.graph.nodes))
+            known = error if isinstance(error, RelayError) else _unexpected(error)
+            if _requires_artifacts():
+                raise backend_interface.user_error(known) from None
+            fallback = _reported(known, len(gm.graph.nodes))
         if served is not None:
             return served
         return compile_locally() if fallback is None else _compiled_or_eager(gm, compile_locally, fallback)
@@ -104,12 +107,7 @@ def _from_service(
 ) -> tuple[Callable[..., Any] | None, GraphRecord | None]:
     """The service's artifact, or the graph itself until that is there; or the report's record of a failure; neither in
     mode `off`. In mode `require` raises the failure."""
-    try:
-        relay = process_backend()
-    except RelayError as error:  # settings that cannot be read
-        if requires_artifacts():
-            raise backend_interface.user_error(error) from None
-        raise
+    relay = process_backend()
     if relay.settings.mode == "off":
         return None, None
     start = time.perf_counter()
@@ -131,16 +129,22 @@ def _is_meant_for_the_caller(error: Exception) -> bool:
     )
 
 
-def _reported(error: Exception, nodes: int) -> GraphRecord:
-    """Report a graph that is compiled locally. Raises FallbackWarning if the user's filter makes it an error."""
-    known = error if isinstance(error, RelayError) else _unexpected(error)
+def _requires_artifacts() -> bool:
     try:
-        return process_report().fallback(known, nodes=nodes)
+        return process_backend().settings.mode == "require"
+    except Exception:  # settings that cannot be read; that is what is reported
+        return requires_artifacts()
+
+
+def _reported(error: RelayError, nodes: int) -> GraphRecord:
+    """Report a graph that is compiled locally. Raises FallbackWarning if the user's filter makes it an error."""
+    try:
+        return process_report().fallback(error, nodes=nodes)
     except FallbackWarning:
         raise
     except Exception:
         _log.exception("torchrelay: compiled locally: %s: %s", type(error).__name__, error)
-        return GraphRecord(key="", outcome="fallback", seconds=0.0, nodes=nodes, reason=known.code)
+        return GraphRecord(key="", outcome="fallback", seconds=0.0, nodes=nodes, reason=error.code)
 
 
 def _unexpected(error: Exception) -> ClientError:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torchrelay
 from torch.testing._internal.two_tensor import TwoTensor
+from torchrelay.clients import backend
 from torchrelay.clients.backend import RelayBackend
-from torchrelay.compiler.errors import BadOption, RelayError, Unsupported
+from torchrelay.compiler.errors import BadOption, ClientError, RelayError, Unsupported
 from torchrelay.compiler.torch_internals.dynamo import backend_interface
 
 Connect = Callable[..., RelayBackend]
@@ -154,3 +155,19 @@ def test_one_warning_for_many_graphs(connect: Connect) -> None:
         torch.testing.assert_close(torch.compile(broken, backend="torchrelay")(x), x.sin().cos())
     assert [w.category for w in caught].count(torchrelay.FallbackWarning) == 1
     assert torchrelay.report().fallbacks == {"gateway_unreachable": 2}
+
+
+@pytest.mark.parametrize(
+    "broken", [(backend, "load_settings"), (backend.recording, "note_graph")], ids=["settings", "served"]
+)
+def test_require_raises_for_a_defect_before_and_after_a_graph_is_served(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
+) -> None:
+    def fails(*given: Any) -> None:
+        raise ValueError("a defect")
+
+    connect(TORCHRELAY_MODE="require")
+    backend.process_backend.cache_clear()
+    monkeypatch.setattr(*broken, fails)
+    with pytest.raises(ClientError, match="a defect"):
+        torch.compile(lambda x: x * 3 + 1, backend="torchrelay")(torch.ones(3))
