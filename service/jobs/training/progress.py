@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 from msgspec import Struct
 
@@ -80,7 +82,8 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
                 self.restarts = max(self.restarts, event.restarts)
                 self.ranks = event.ranks
                 if event.state == "running" and not self.since:
-                    self.since = event.at
+                    now = time.time()  # training code can tell any time; no job outlasts its timeout by that
+                    self.since = min(now, event.at) or now
             case _:
                 pass
 

@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, post, wait_until
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.training.events import AFTER_HEADER, NumberedEvent, RankStarted
+from torchrelay.compiler.api.training.events import AFTER_HEADER, NumberedEvent, RankStarted, StateChanged
 from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.service.jobs.training import records as training_records
 from torchrelay.service.jobs.training.files import TrainingFiles
@@ -454,6 +454,19 @@ def test_counters_are_of_the_ranks_that_run_now() -> None:
     assert (progress.compiles().hits, progress.started) == (0, 1001.0)
     again = decoding.from_json(msgspec.json.encode(progress), type=TrainingJobProgress)
     assert again == progress
+
+
+@pytest.mark.parametrize(
+    ("told", "since"),
+    [(1000.0, 1000.0), (2.0**53, 5000.0), (float("inf"), 5000.0), (float("nan"), 5000.0), (0.0, 5000.0)],
+)
+def test_a_jobs_time_begins_no_later_than_now_whatever_its_driver_tells(
+    told: float, since: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    progress = TrainingJobProgress()
+    progress.apply(StateChanged(state="running", at=told))
+    assert progress.since == since
 
 
 def test_news_of_every_kind_pass_json() -> None:
