@@ -13,9 +13,12 @@ from ..storage.redis.scripts import Scripts
 
 MOST_KEYS = 1024
 MOST_JOBS = 512
+"""With MOST_KEYS errors each, as long as they may be, about 300 MB of Redis a namespace; with digests 100 MB."""
 _TTL_SECONDS = 6 * 3600
 """After a job's last decision."""
-_TEXT = 300
+_CODE_BYTES = 32
+_TEXT_BYTES = 192
+"""As JSON. The process that met the error has told all of it."""
 
 
 class RankVerdicts:
@@ -30,7 +33,11 @@ class RankVerdicts:
         """The verdict that stands. Raises LimitExceeded for a job with too many keys."""
         if verdict.error is not None:
             error = verdict.error
-            short = compiles.ErrorBody(error.code[:_TEXT], error.message[:_TEXT], error.hint[:_TEXT])
+            short = compiles.ErrorBody(
+                _cut(error.code, _CODE_BYTES),
+                _cut(error.message, _TEXT_BYTES),
+                _cut(error.hint, _TEXT_BYTES),
+            )
             verdict = msgspec.structs.replace(verdict, error=short)
         found = await self._scripts.agree(
             keys=[self._keys.job(job), self._keys.jobs],
@@ -47,3 +54,11 @@ class RankVerdicts:
         if found is None:
             raise LimitExceeded(f"this job has decided on {MOST_KEYS} keys", hint="Name each run's job anew")
         return decoding.from_json(found, type=compiles.AgreedOutcome)
+
+
+def _cut(text: str, most: int) -> str:
+    """Its beginning, of which JSON has at most so many bytes: a character can take six."""
+    text = text[:most]
+    while len(msgspec.json.encode(text)) > most + len('""'):
+        text = text[:-1]
+    return text

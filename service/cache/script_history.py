@@ -14,8 +14,9 @@ from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 
-SCRIPTS = 10_000
+SCRIPTS = 2500
 KEYS = 256
+"""SCRIPTS with so many each take about 100 MB of Redis a namespace."""
 _TTL_SECONDS = 30 * 24 * 3600
 _BATCH = 1000
 """record_script_use.lua writes milliseconds times this, plus the position within one call."""

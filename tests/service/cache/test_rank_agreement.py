@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 from service_parts import TOKEN, RedisServer, Running
 from torchrelay.clients.artifacts.ranks.agreement import GatewayAgreement, refusal
@@ -81,10 +83,21 @@ def test_what_is_kept_is_bounded(
     names = [name for name in redis_server.client().keys("*job*") if b":job:" in name]
     assert sorted(name[-1:] for name in names) == [b"3", b"4", b"5"]
     assert all(redis_server.client().ttl(name) > 0 for name in names)
-    long = {"error": {"code": "compile_failed", "message": "m" * 3000, "hint": ""}}
-    kept = http.put(f"/v1/jobs/{'f' * 64}/{KEY}", json=long).json()
-    assert len(kept["error"]["message"]) == 300
     assert http.put(f"/v1/jobs/{JOB}/{KEY}", content=b" " * 5000).status_code == 413
+
+
+@pytest.mark.parametrize("letter", ["m", "\N{SNOWMAN}", "\N{GRINNING FACE}", "\x01", '"', "\n"])
+def test_of_an_error_its_beginning_is_kept(
+    letter: str, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    most = {"code": 32, "message": 192, "hint": 192}
+    long = json.dumps({"error": dict.fromkeys(most, letter * 200)}, ensure_ascii=False)
+    assert http.put(f"/v1/jobs/{JOB}/{KEY}", content=long.encode()).status_code == 200
+    with redis_server.client() as redis:
+        (kept,) = redis.hvals(f"torchrelay:job:{JOB}")
+    for name, text in json.loads(kept)["error"].items():
+        each = len(msgspec.json.encode(letter)) - 2
+        assert text == letter * (most[name] // each)
 
 
 def test_jobs_and_scripts_of_namespaces_are_apart(http: httpx2.Client) -> None:
