@@ -55,7 +55,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=60, help="of all ranks together")
     parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--float64", action="store_true", help="so that ways can be compared by each step's loss")
+    parser.add_argument(
+        "--float64", action="store_true", help="so that ways can be compared by each step's loss"
+    )
     args = parser.parse_args()
 
     device, way = ranks.begin(args.device, args.way)

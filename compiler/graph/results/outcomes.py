@@ -190,7 +190,9 @@ def _share(want: torch.Tensor, have: torch.Tensor) -> str:
 def _is_rounding(want: Any, have: Any, exact: Any, residue: float) -> bool:
     """Whether compiled code is about as near to float64 as eager is. A value that is much smaller than `residue` in
     float64 is a sum of terms that cancel: it may be off by `residue`, because the terms' order decides what remains."""
-    if not isinstance(exact, torch.Tensor) or exact.dtype != torch.float64 or exact.shape != have.shape:
+    if not all(isinstance(each, torch.Tensor) for each in (want, have, exact)):
+        return False
+    if exact.dtype != torch.float64 or exact.shape != have.shape:
         return False
     own, theirs = (float((value.double() - exact).abs().max()) for value in (want, have))
     # A backward's inputs are rounded already, so the exact sum is seldom 0.0.

@@ -109,6 +109,13 @@ def test_a_wrong_gradient_is_named(leaf: bool, in_place: bool) -> None:
         verify(request, lambda *inputs: [Halved.apply(eager(*inputs)[0])], VerifySettings())
 
 
+def test_a_missing_gradient_is_named() -> None:
+    request = request_of(lambda x: x.sin(), torch.randn(4, 8, requires_grad=True))
+    eager = eager_of(request)
+    with pytest.raises(VerifyFailed, match="gradient 0 differs"):
+        verify(request, lambda *inputs: [eager(*inputs)[0].detach().requires_grad_()], VerifySettings())
+
+
 def test_a_missing_change_in_place_is_named() -> None:
     def change(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
