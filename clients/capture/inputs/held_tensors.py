@@ -69,15 +69,15 @@ def hoist_tensors(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Ho
 def _refuse_shared_memory(held: Iterable[torch.Tensor], inputs: Sequence[Any]) -> None:
     """Dynamo has no guards on the memory of held tensors, which a change of an input may change in one call, and not
     in another one."""
-    storages = {storage: position for position, value in enumerate(inputs) if (storage := _storage(value))}
-    for value in held:
-        if (position := storages.get(_storage(value))) is not None:
+    positions = {
+        fake_tensors.storage_id(value): position
+        for position, value in enumerate(inputs)
+        if _has_storage(value)
+    }
+    for value in filter(_has_storage, held):
+        if (position := positions.get(fake_tensors.storage_id(value))) is not None:
             raise Unsupported(f"the graph holds a tensor that shares memory with input {position}")
 
 
-def _storage(value: Any) -> int:
-    """0 if there is none. Of a DTensor it is that of its local part."""
-    local = getattr(value, "_local_tensor", value)
-    if not isinstance(local, torch.Tensor) or local.layout != torch.strided:
-        return 0
-    return fake_tensors.storage_id(local)
+def _has_storage(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided

@@ -138,7 +138,7 @@ def test_who_asks_the_dispatcher_for_metrics_reaches_it(compose):
 def test_redis_asks_for_a_password_and_keeps_its_data(compose, tmp_path):
     redis = compose["services"]["redis"]
     script = redis["command"][-1]
-    assert "--appendonly yes" in script and "--dir /data" in script
+    assert "--appendonly yes" in script and "--dir /data" in script and "--maxmemory " in script
     data, users = redis["volumes"]
     assert data == "redis:/data"
     source, target, mode = users.split(":")

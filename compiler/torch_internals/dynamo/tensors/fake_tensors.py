@@ -18,8 +18,10 @@ def new_fake_mode(env: ShapeEnv) -> FakeTensorMode:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """A number that tensors of one storage share, fake ones included (UntypedStorage._cdata)."""
-    return int(tensor.untyped_storage()._cdata)
+    """A number that tensors of one storage share, fake ones included (UntypedStorage._cdata). Of a DTensor it is that
+    of its local part."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return int(local.untyped_storage()._cdata)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
