@@ -61,6 +61,7 @@ def prepare(
     lock: LockedTunings | None = None,
 ) -> PreparedGraph:
     """Capture `gm` and leave it unchanged. Raises as `capture` does, and BindingMismatch."""
+    names = _placeholders(gm)
     hoisted = hoist_tensors(with_constants(gm), example_inputs)
     local = to_local_tensors(hoisted.gm, hoisted.inputs)
     if local.gm is not gm:  # a copy has what its nodes name; capture() looks at it alone
@@ -73,9 +74,10 @@ def prepare(
         lock=lock,
         meshes=local.meshes,
         groups=local.groups,
+        shards=local.shards(names),
     )
     prepared = PreparedGraph(captured, hoisted, local)
-    check_binding(prepared, _placeholders(gm))
+    check_binding(prepared, names)
     _guard_memory(gm, prepared)
     return prepared
 
@@ -97,7 +99,7 @@ def check_binding(prepared: PreparedGraph, names: Sequence[str]) -> None:
     described = prepared.captured.request.inputs
     if len(described) != len(local.inputs):
         raise BindingMismatch(f"{len(local.inputs)} values for {len(described)} described inputs")
-    shards = {names[position] for position in local.parts}
+    shards = local.shards(names)
     for position, (spec, value) in enumerate(zip(described, local.inputs, strict=True)):
         # A local tensor requires gradients only where they are recorded when it is taken from its DTensor.
         differs = _difference(spec, value, gradients=taken[position] not in shards)

@@ -7,7 +7,7 @@ What the wire cannot carry raises Unsupported with the input or node at fault; n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import sympy
@@ -56,15 +56,22 @@ def capture(
     lock: LockedTunings | None = None,
     meshes: Sequence[schema.Mesh] = (),
     groups: Mapping[str, str] | None = None,
+    shards: Collection[str] = (),
 ) -> CapturedGraph:
-    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (spread.py). Raises
-    Unsupported, BadOption, LimitExceeded or TuningLockError; changes nothing."""
+    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (spread.py); shards:
+    placeholders of their local tensors. Raises Unsupported, BadOption, LimitExceeded or TuningLockError; changes
+    nothing."""
     values = _placeholder_values(gm, example_inputs)
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    given = [
+        value if node.name in shards or not isinstance(example, torch.Tensor) else example
+        for node, value, example in zip(placeholders, values, example_inputs, strict=True)
+    ]
     groups_of_storage = _storage_groups(values)
     bases = _bases(values, groups_of_storage)
     floats = symbolic_floats(gm)
     symbols = _Symbols([*values, *(base for base, _ in bases)])
-    inputs = _inputs(values, gm, symbols, groups_of_storage, floats)
+    inputs = _inputs(values, given, gm, symbols, groups_of_storage, floats)
     sources = KernelSources()
     encoded, constants = encode.encode_graph(gm, symbols=symbols.names, kernels=sources.position)
     index = _device_index(gm, values)
@@ -90,7 +97,7 @@ def capture(
         meshes=list(meshes),
         libraries=[local_library(name) for name in libraries_of(encoded)],
         exact_sizes=symbols.are_exact(),
-        bases=_described_bases(bases, values, groups_of_storage, symbols),
+        bases=_described_bases(bases, values, given, groups_of_storage, symbols),
     )
     if lock is not None:
         request = lock.pin(request)
@@ -190,6 +197,7 @@ class _Symbols:
 
 def _inputs(
     values: Sequence[Any],
+    given: Sequence[Any],
     gm: torch.fx.GraphModule,
     symbols: _Symbols,
     groups: Mapping[int, int],
@@ -201,6 +209,7 @@ def _inputs(
         _input(
             f"input {position}",
             value,
+            given[position],
             tracing.static_input_type(node),
             groups.get(position, -1),
             symbols,
@@ -234,6 +243,7 @@ def _bases(values: Sequence[Any], groups: Mapping[int, int]) -> list[tuple[torch
 def _described_bases(
     bases: Sequence[tuple[torch.Tensor, list[int]]],
     values: Sequence[Any],
+    given: Sequence[Any],
     groups: Mapping[int, int],
     symbols: _Symbols,
 ) -> list[schema.Base]:
@@ -244,7 +254,8 @@ def _described_bases(
             where = f"what input {views[0]} is a view of"
             if what := _why_not_plain(base):
                 raise Unsupported(f"{where} {what}")
-            tensor = _input(where, base, "", groups[views[0]], symbols, False)
+            real = fake_tensors.base_of(given[views[0]])
+            tensor = _input(where, base, base if real is None else real, "", groups[views[0]], symbols, False)
         found.append(schema.Base(tensor=tensor, views=views))
     return found
 
@@ -258,12 +269,15 @@ def _reads_past_a_view(gm: torch.fx.GraphModule) -> bool:
 def _input(
     where: str,
     value: Any,
+    given: Any,
     static_address: str,
     storage: int,
     symbols: _Symbols,
     reaches_past: bool,
     number: torch.SymFloat | None = None,
 ) -> schema.Input:
+    """given: what says whether it requires gradients: the value may be another since Dynamo changed it in place as it
+    traced. AOTAutograd makes values of its own from what is given."""
     if isinstance(value, torch.SymInt):
         return schema.SymIntInput(expr=str(symbols.text(value)))
     if value is None or isinstance(value, bool | int | float):
@@ -280,9 +294,9 @@ def _input(
         stride=[symbols.text(s) for s in value.stride()],
         dtype=dtype_name(value.dtype),
         device=value.device.type,
-        requires_grad=value.requires_grad,
+        requires_grad=given.requires_grad,
         offset=offset,
-        is_leaf=value.is_leaf,
+        is_leaf=given.is_leaf,
         is_parameter=isinstance(value, torch.nn.Parameter),
         static_address=cast('Literal["", "guarded", "unguarded"]', static_address),
         storage=storage,

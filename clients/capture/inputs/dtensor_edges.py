@@ -78,6 +78,10 @@ class LocalGraph(Struct, frozen=True):
 
         return call
 
+    def shards(self, names: Sequence[str]) -> set[str]:
+        """Placeholders of local tensors. names: of the original placeholders."""
+        return {names[position] for position in self.parts}
+
     def plain(self, values: Sequence[Any]) -> list[Any]:
         """The inputs of the plain graph, from those of the original."""
         sharded = [value for position, value in enumerate(values) if position in self.parts]

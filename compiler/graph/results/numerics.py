@@ -53,6 +53,16 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def shared_places(value: torch.Tensor) -> torch.Tensor | None:
+    """Each element's place in memory, of the value's shape; None if no two elements share one."""
+    if value.layout != torch.strided or memory_of(value) is value:
+        return None
+    places = torch.zeros((), dtype=torch.int64, device=value.device)
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size, device=value.device) * stride
+    return places
+
+
 def rounded_share(tolerance: float) -> float:
     """The share of integers and booleans that may differ where they were computed from floats: the floats may be within
     rounding of a threshold."""

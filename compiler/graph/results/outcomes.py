@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ...errors import VerifyFailed
 from .. import targets
-from .numerics import TOLERANCE, difference, rounded_share
+from .numerics import TOLERANCE, difference, rounded_share, shared_places
 
 
 class Outcome(Struct):
@@ -43,7 +43,9 @@ class AtenReference(NamedTuple):
 def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
     """Call `function`, which may change the inputs, and differentiate its outputs by them. The gradients of the outputs
     are the same in every call. `mutated` holds the inputs themselves."""
-    sources = _gradient_sources(inputs)
+    origins = _gradient_origins(inputs)
+    sources = [value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value) for value in origins]
+    places = [shared_places(value) for value in origins]
     result = function(*inputs)
     outputs = list(result) if isinstance(result, tuple | list) else [result]
     gradients: list[torch.Tensor | None] = []
@@ -59,7 +61,8 @@ def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
             for o in differentiable
         ]
         with _without_autocast():
-            gradients = list(torch.autograd.grad(differentiable, sources, seeds, allow_unused=True))
+            found = torch.autograd.grad(differentiable, sources, seeds, allow_unused=True)
+        gradients = [_by_memory(each, place) for each, place in zip(found, places, strict=True)]
     mutated = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
     return Outcome([_detached(o) for o in outputs], mutated, gradients)
 
@@ -74,21 +77,25 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-def _gradient_sources(inputs: Sequence[Any]) -> list[Any]:
-    """What autograd.grad differentiates by. For an activation it is its edge, as the graph may change it in place
-    later. For views it is their base: which of their own edges are used after a change is different in compiled code,
-    which computes all of them from the base, and only the sum reaches the program's parameters."""
+def _gradient_origins(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """What autograd.grad differentiates by; for an activation by its edge, as the graph may change it in place later.
+    For views it is their base: which of their own edges are used after a change is different in compiled code, which
+    computes all of them from the base, and only the sum reaches the program's parameters."""
     wanted = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    origins = {id(origin): origin for origin in map(_origin, wanted)}
-    return [
-        value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value)
-        for value in origins.values()
-    ]
+    return list({id(origin): origin for origin in map(_origin, wanted)}.values())
 
 
 def _origin(value: torch.Tensor) -> torch.Tensor:
     base = value._base
     return value if value.is_leaf or base is None or not base.requires_grad else base
+
+
+def _by_memory(gradient: torch.Tensor | None, places: torch.Tensor | None) -> torch.Tensor | None:
+    """Elements that share memory have one gradient, the sum; which of them gets which part of it is not defined."""
+    if gradient is None or places is None or not gradient.numel():
+        return gradient
+    total = gradient.new_zeros(int(places.max()) + 1)
+    return total.index_add_(0, places.flatten(), gradient.flatten())
 
 
 def _detached(value: Any) -> Any:

@@ -105,6 +105,25 @@ def test_an_optimizer_step_with_momentum_through_the_service(remote: RelayBacken
         torch.testing.assert_close(have, want)
 
 
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1:]], ids=["whole", "a view"])
+def test_a_state_without_gradients_is_changed_by_what_has_them(
+    remote: RelayBackend, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Dynamo's own value of the state has gradients once it has traced the change."""
+
+    def program(state: torch.Tensor, part: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        part.add_(weight.mean())
+        return state + weight.sum()
+
+    def results(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        state, weight = torch.arange(4.0), torch.full((3,), 2.0, requires_grad=True)
+        found = function(state, view(state), weight)
+        return [found.detach(), *torch.autograd.grad(found.square().sum(), [weight]), state.detach()]
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(results(torch.compile(program, backend="torchrelay")), results(program))
+
+
 def test_a_graph_whose_held_tensors_come_in_another_order_is_refused() -> None:
     (graph,) = prepared_graphs(of_three, torch.ones(4))
     swapped = msgspec.structs.replace(graph.hoisted, held=dict(reversed(list(graph.hoisted.held.items()))))

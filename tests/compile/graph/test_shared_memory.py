@@ -230,6 +230,23 @@ def test_other_aliases_are_traced_again(first: Callable[[], Inputs], then: Calla
     assert len(traced) == 2
 
 
+def test_a_base_that_the_graph_does_not_use_may_be_an_argument_too() -> None:
+    def program(base: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        base[0]  # read, and of no use
+        x.add_(1)
+        return y * 2
+
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        prepared = prepare(gm, example, mode="default", options={})
+        assert len(prepared.captured.request.inputs) == 2
+        return gm.forward
+
+    whole, other = counted(4, 4), counted(4, 4)
+    torch._dynamo.reset()
+    found = torch.compile(program, backend=backend)(whole, whole[:3], whole[1:])
+    torch.testing.assert_close(found, program(other, other[:3], other[1:]))
+
+
 # --- through the service ----------------------------------------------------------------------------------
 
 

@@ -109,6 +109,33 @@ def test_a_wrong_gradient_is_named(leaf: bool, in_place: bool) -> None:
         verify(request, lambda *inputs: [Halved.apply(eager(*inputs)[0])], VerifySettings())
 
 
+def test_elements_that_share_memory_share_a_gradient() -> None:
+    class Averaged(torch.autograd.Function):
+        """A backward that gives the two elements of one place the mean of their gradients."""
+
+        scale = 1.0
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return (gradient + gradient.t()) / 2 * Averaged.scale
+
+    x = (torch.randn(3, requires_grad=True) * 1).as_strided((2, 2), (1, 1))
+    request = request_of(lambda x: x.sin(), x)
+    eager = eager_of(request)
+
+    def compiled(scale: float) -> Callee:
+        Averaged.scale = scale
+        return lambda x: eager(Averaged.apply(x))
+
+    assert verify(request, compiled(1.0), VerifySettings()).status == "passed"
+    with pytest.raises(VerifyFailed, match="gradient 0 differs"):
+        verify(request, compiled(2.0), VerifySettings())
+
+
 def test_a_missing_gradient_is_named() -> None:
     request = request_of(lambda x: x.sin(), torch.randn(4, 8, requires_grad=True))
     eager = eager_of(request)

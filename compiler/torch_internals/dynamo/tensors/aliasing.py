@@ -48,7 +48,7 @@ def guard_overlap(sharing: Sequence[tuple[torch.fx.Node, torch.Tensor]]) -> None
     if not found:
         return
     any_view = any(tensor._base is not None for tensor in tensors)
-    known: dict[int, Any] = {id(tensor): source for tensor, source in zip(tensors, sources, strict=True)}
+    known = _tracked() | {id(tensor): source for tensor, source in zip(tensors, sources, strict=True)}
     for tensor, source in zip(tensors, sources, strict=True):
         base = AttrSource(source, "_base")
         if tensor._base is None:
@@ -59,3 +59,15 @@ def guard_overlap(sharing: Sequence[tuple[torch.fx.Node, torch.Tensor]]) -> None
         else:
             guards.dynamo_guards.add(base.make_guard(GuardBuilder.TENSOR_MATCH))
             known[id(tensor._base)] = base
+
+
+def _tracked() -> dict[int, Any]:
+    """Sources of all tensors that the frame has read, those that its graph does not use too, by the ids of their fakes:
+    Dynamo's guard on duplicates has all of them. The base of a view that it has read has no guard yet."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        tracked = InstructionTranslator.current_tx().output.tracked_fakes
+    except AttributeError:  # no frame is traced
+        return {}
+    return {id(each.fake): each.source for each in tracked if getattr(each.source, "member", "") != "_base"}
