@@ -120,17 +120,21 @@ class CacheAdmin:
 def _entry(
     key: str, fields: list[bytes | None], used: float | None, pinned: float | None
 ) -> CacheEntry | None:
+    """None for one that is gone, or damaged."""
     digest, size, place, seconds, created = fields
     if digest is None or size is None or place is None or seconds is None or created is None:
         return None
-    last = next((time for time in (pinned, used) if time is not None), int(created))
-    return CacheEntry(
-        key=key,
-        digest=digest.decode(),
-        bytes=int(size),
-        place=place.decode(),
-        created=int(created) / 1000,
-        used=last / 1000,
-        pinned=pinned is not None,
-        seconds=float(seconds),
-    )
+    try:
+        last = next((time for time in (pinned, used) if time is not None), int(created))
+        return CacheEntry(
+            key=key,
+            digest=digest.decode(),
+            bytes=int(size),
+            place=place.decode(),
+            created=int(created) / 1000,
+            used=last / 1000,
+            pinned=pinned is not None,
+            seconds=float(seconds),
+        )
+    except ValueError:
+        return None

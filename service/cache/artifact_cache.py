@@ -48,6 +48,7 @@ _KEY = re.compile("[0-9a-f]{64}")
 _IMPORT = "import"
 """What publish.lua takes in place of a lease."""
 _DAMAGED = "its bytes are not those of its digest"
+_BAD_SIZE = "its index entry has no size"
 _PUTS = 2
 """A restart of Redis can fall between an artifact's write and its publication, once."""
 
@@ -150,7 +151,12 @@ class ArtifactCache:
         )
         if answer is None:
             return None
-        digest, size, place, seconds = answer[0].decode(), int(answer[1]), answer[2], float(answer[3])
+        digest, place, seconds = answer[0].decode(), answer[2], float(answer[3])
+        try:
+            size = int(answer[1])
+        except (TypeError, ValueError):  # missing, or no number
+            await self._quarantine(key, digest, _BAD_SIZE)
+            return None
         served = _Use(use, size, seconds)
         try:
             if digest in known and self._vouched_for(key, digest):

@@ -65,6 +65,7 @@ class ScriptHistory:
                 compiles.ScriptArtifact(key, int(size))
                 for key, size in zip(names, sizes, strict=True)
                 if size is not None
+                and size.isdigit()  # a damaged entry is compiled again when it is asked for
             ]
         )
 

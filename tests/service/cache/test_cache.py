@@ -7,6 +7,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
+import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
@@ -79,6 +80,39 @@ def test_an_artifact_that_was_harmed_is_compiled_again(
         stats = http.get("/v1/stats").json()
         assert (stats["damaged"], stats["hits"], stats["misses"]) == (1, 1, 2)
         assert (stats["entries"], stats["bytes_stored"]) == (1, len(fresh))
+
+
+@pytest.mark.parametrize("harm", [b"", b"many", None])
+def test_an_artifact_whose_index_entry_has_no_size_is_compiled_again(
+    harm: bytes | None, gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    redis, script = redis_server.client(), "1" * 64
+    compiled(http, graph(1))
+    other = compiled(http, graph(2))
+    key, whole = gateway.pool.calls
+    http.post("/v1/prefetch", json={"scripts": [script], "keys": [key, whole]})
+    index = f"torchrelay:index:{key}"
+    redis.hdel(index, "size") if harm is None else redis.hset(index, "size", harm)
+    assert [entry["key"] for entry in http.get("/v1/cache").json()["entries"]] == [whole]
+    assert [entry["key"] for entry in http.get(f"/v1/prefetch/{script}").json()["artifacts"]] == [whole]
+    assert http.get(f"/v1/cache/{key}").status_code == 404
+    fresh = compiled(http, graph(1))
+    assert gateway.pool.calls == [key, whole, key]
+    assert post(http, graph(1)).content == fresh
+    stats = http.get("/v1/stats").json()
+    assert (stats["damaged"], stats["entries"], stats["bytes_stored"]) == (1, 2, len(fresh) + len(other))
+
+
+@pytest.mark.parametrize("field", ["created", "seconds"])
+def test_an_entry_that_is_damaged_otherwise_is_served_and_not_listed(
+    field: str, gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    good = compiled(http, graph(1))
+    compiled(http, graph(2))
+    key, whole = gateway.pool.calls
+    redis_server.client().hset(f"torchrelay:index:{key}", field, "x")
+    assert [entry["key"] for entry in http.get("/v1/cache").json()["entries"]] == [whole]
+    assert post(http, graph(1)).content == good
 
 
 def test_a_harmed_artifact_found_by_a_post_is_compiled_by_the_same_post(
