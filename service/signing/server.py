@@ -102,8 +102,8 @@ class _Routes:
         query = _checked(dict(request.query_params), SignQuery)
         limit = min(MAX_ARTIFACT_BYTES, self._limits.memory_bytes)
         size = declared_bytes(request)
-        if size is None:
-            size = limit
+        if size is None:  # it would take all the room while it arrives
+            raise MalformedRequest("the artifact comes without a Content-Length")
         with self._room(size if size <= limit else 0):  # one that is too large is not taken in
             data = await read_body(request, limit, seconds=self._limits.body_seconds)
             async with self._processors:

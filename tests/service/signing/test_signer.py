@@ -226,12 +226,18 @@ def test_the_key_in_the_query_must_be_the_artifacts_and_all_of_it_has_bounds(sig
     remote.close()
 
 
-def test_a_body_past_the_limit_is_refused_declared_or_not(signer: SignerProcess) -> None:
-    large = bytes(9 << 20)
+def test_a_body_past_the_limit_is_refused(signer: SignerProcess) -> None:
     with signer.http(SIGN_TOKEN) as http:
-        for body in (large, iter([large])):
-            answer = http.post("/v1/sign", content=body, params={"key": KEY, "namespace": "default"})
-            assert code_of(answer) == (413, "limit_exceeded")
+        assert code_of(sign(http, bytes(9 << 20))) == (413, "limit_exceeded")
+
+
+def test_an_artifact_of_no_declared_size_is_refused(signer: SignerProcess) -> None:
+    with signer.http(SIGN_TOKEN) as http:
+        for body in (artifact(), bytes(9 << 20)):
+            answer = http.post("/v1/sign", content=iter([body]), params={"key": KEY, "namespace": "default"})
+            assert code_of(answer) == (422, "malformed")
+            assert "Content-Length" in answer.json()["error"]["message"]
+        assert sign(http, artifact()).status_code == 200
 
 
 def test_artifacts_on_their_way_take_room_and_a_slow_one_is_given_up(signer: SignerProcess) -> None:
