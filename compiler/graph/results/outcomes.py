@@ -44,7 +44,9 @@ def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
     """Call `function`, which may change the inputs, and differentiate its outputs by them. The gradients of the outputs
     are the same in every call. `mutated` holds the inputs themselves."""
     origins = _gradient_origins(inputs)
-    sources = [value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value) for value in origins]
+    sources: list[Any] = [
+        value if value.is_leaf else torch.autograd.graph.get_gradient_edge(value) for value in origins
+    ]
     places = [shared_places(value) for value in origins]
     result = function(*inputs)
     outputs = list(result) if isinstance(result, tuple | list) else [result]
