@@ -39,6 +39,7 @@ def connect(
         for name, value in service.environment.items():
             patch.setenv(name, value)
         patch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path_factory.getbasetemp() / "state"))
+        patch.setenv("TORCHRELAY_CHECK", "1")  # also on the client's own inputs, which no worker sees
         patch.setenv("TORCHRELAY_PREFETCH", "0")  # each test counts what it asked for itself
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
 

@@ -16,6 +16,22 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401 (registers operat
 pytestmark = pytest.mark.usefixtures("remote")
 
 
+FOREACH: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.ASGD, {}),
+    (torch.optim.Adadelta, {}),
+    (torch.optim.Adafactor, {}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.Adam, {"amsgrad": True}),
+    (torch.optim.AdamW, {"weight_decay": 0.1}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.RAdam, {}),
+    (torch.optim.RMSprop, {"momentum": 0.9}),
+    (torch.optim.Rprop, {}),
+    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+]
+
+
 def rows(*shape: int, grad: bool = False) -> Callable[[int], tuple[torch.Tensor, ...]]:
     return lambda step: (torch.randn(*shape, requires_grad=grad),)
 
@@ -52,6 +68,10 @@ def test_fused_products_that_dynamo_writes_for_updates_in_place() -> None:
         functools.partial(torch.optim.Adam, amsgrad=True),
         functools.partial(torch.optim.RMSprop, momentum=0.9, centered=True),
         torch.optim.Adadelta,
+        *(
+            pytest.param(functools.partial(kind, foreach=True, **options), marks=pytest.mark.slow)
+            for kind, options in FOREACH
+        ),
     ],
 )
 def test_the_step_of_an_optimizer(kind: Callable[..., torch.optim.Optimizer]) -> None:

@@ -205,9 +205,9 @@ LOOKUPS = rows(
     ),
     name_of_builtins_by_try=both_ways(
         f"import builtins\n\nundo = [lambda: vars(builtins).pop('changed_program_scale', None)]\n{HERE}"
-        + TRY.format("changed_program_scale", "NameError"),
+        + TRY.format("changed_program_scale(2)", "NameError"),
         "pass",
-        "builtins.changed_program_scale = 2.0",
+        "builtins.changed_program_scale = float",
         how="varies",
     ),
     set_membership=both_ways(
@@ -403,3 +403,79 @@ ORDERS = {
     ),
 }
 """The order of sets and dicts, and which names are of one object."""
+
+DICTS = """import collections
+import dataclasses
+
+D, EMPTY = {'a': 1.0}, {}
+LIST, OUTER, CHAIN = [D], {'o': D}, collections.ChainMap(D, {'b': 1})
+ORDERED, DEFAULT = collections.OrderedDict(a=1), collections.defaultdict(int, a=1)
+
+
+@dataclasses.dataclass
+class Box:
+    d: dict
+
+
+class Own:
+    def __repr__(self):
+        return f'{D}'
+
+
+BOX, OWN = Box(D), Own()
+
+
+def message():
+    try:
+        raise KeyError(BOX)
+    except KeyError as error:
+        return len(str(error))
+
+
+def place():
+    try:
+        return [D].index({'a': 1.0}) + 1
+    except ValueError:
+        return 3
+
+
+# here
+
+
+def program(x):
+    return x * (%s)
+"""
+WHOLE = {
+    f"a dict in {expression}": answers(
+        DICTS % expression, "pass", "[each.update(k=2.0) for each in (D, EMPTY, ORDERED, DEFAULT)]", "varies"
+    )
+    for expression in (
+        "len(str(D))",
+        "len(repr(D))",
+        "len(f'{D!r}')",
+        "len('%s' % D)",
+        "len('{}'.format(D))",
+        "len(D.__repr__())",
+        "len(str([D]))",
+        "len(str((1, D)))",
+        "len(str(LIST))",
+        "len(str(OUTER))",
+        "len(str(ORDERED))",
+        "len(str(DEFAULT))",
+        "len(str(BOX))",
+        "len(f'{BOX}')",
+        "len(str(OWN))",
+        "message()",
+        "len(CHAIN)",
+        "2 if bool(EMPTY) else 3",
+        "2 if EMPTY else 3",
+        "len(set().union(D))",
+        "2 if {'a': 1.0} in [D] else 3",
+        "2 if D == {'a': 1.0} else 3",
+        "2 if (D,) == ({'a': 1.0},) else 3",
+        "[D].count({'a': 1.0}) + 1",
+        "place()",
+        "len(min([D], key=len))",
+    )
+}
+"""What Dynamo makes of a whole dict, of whose keys it has no guard there."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from program_answers import ANSWERS, LOOKUPS, ORDERS
+from program_answers import ANSWERS, LOOKUPS, ORDERS, WHOLE
 from program_calls import INPUTS, SAME, SETTINGS
 from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
 from program_environment import ABSENT, OPERATORS, PROCESS
@@ -41,6 +41,7 @@ TABLES = {
     "lookups": LOOKUPS,
     "answers": ANSWERS,
     "orders": ORDERS,
+    "whole": WHOLE,
 }
 CHANGES = {
     f"{table}: {name}": change for table, changes in TABLES.items() for name, change in changes.items()

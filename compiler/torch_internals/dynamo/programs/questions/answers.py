@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from .....artifact.programs import digests
 from .asked import Asked, Call, Unnamed
 from .hooks import Hooks, owners
+from .lookups import note_keys
 
 Note = Callable[[Asked], None]
 
@@ -69,7 +71,7 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     from torch._dynamo.variables import builtin, functions, misc, nn_module
     from torch._dynamo.variables.torch import tracing_state_functions
 
-    follows = _Follows(list(tracing_state_functions()))
+    follows = _Follows(note, list(tracing_state_functions()))
 
     def put(kind: Any, method: str, judge: Callable[..., Asked | None]) -> None:
         def observed(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,8 +138,9 @@ def _method(variable: Any, tx: Any, name: str, *more: Any) -> Asked | None:
 class _Follows:
     """Judges what a function answered."""
 
-    def __init__(self, more: Sequence[Any]) -> None:
+    def __init__(self, note: Note, more: Sequence[Any]) -> None:
         """more: functions to which Dynamo always gives the same answer."""
+        self._note = note
         self._known = {id(each): each for each in [*_listed(), *more]}
         self._wholly = {name for name, names in _table() if names == ["*"]}
 
@@ -172,10 +175,12 @@ class _Follows:
         if function is id:
             remembers = tx.f_code.co_filename in _REMEMBERS_BY_ID
             return None if remembers or "Fake" in type(answer).__name__ else Unnamed("id()")
+        if function in (bool, operator.truth):
+            note_keys(self._note, arguments[0])
         if name in _TEXTS or function is str.format:
-            return _text([*arguments, *keywords.values()], answer)
+            return _text(function, [*arguments, *keywords.values()], answer)
         if isinstance(value := _value(answer), str) and _ADDRESS.search(value):
-            return _text([*arguments, *keywords.values()], answer)
+            return _text(function, [*arguments, *keywords.values()], answer)
         if function is hash:
             return _hash(_constants(arguments), answer)
         if isinstance(function, type) and issubclass(function, BaseException):
@@ -189,7 +194,7 @@ def _hash(given: Sequence[Any] | None, answer: Any) -> Asked | None:
     return None if digests.has_fixed_order(given) else Call(hash, tuple(given), {}, _value(answer))
 
 
-def _text(arguments: Sequence[Any], answer: Any) -> Asked | None:
+def _text(function: Any, arguments: Sequence[Any], answer: Any) -> Asked | None:
     """Of text that is made of objects."""
     value = _value(answer)
     if isinstance(value, str) and _ADDRESS.search(value):
@@ -197,6 +202,8 @@ def _text(arguments: Sequence[Any], answer: Any) -> Asked | None:
     for each in arguments:
         if _is_set_constant(each):
             return Unnamed("the order of a set, which another process may have otherwise")
+        if function is str and _is_object(each):  # its method ran, untraced
+            return Unnamed(f"the text of a {type(_value(each)).__qualname__}")
         if each.is_python_constant() or type(each).__name__ in _WITH_TEXT:
             continue
         try:
@@ -215,6 +222,13 @@ def _text(arguments: Sequence[Any], answer: Any) -> Asked | None:
         if not plain and not (own and any(hasattr(method, "__code__") for method in methods)):
             return Unnamed(f"the text of a {kind.__module__}.{kind.__qualname__}")
     return None
+
+
+def _is_object(variable: Any) -> bool:
+    from torch._dynamo.variables import UserDefinedObjectVariable
+
+    realize = getattr(variable, "realize", None)
+    return isinstance(realize() if callable(realize) else variable, UserDefinedObjectVariable)
 
 
 def _classes(arguments: Sequence[Any]) -> Asked | None:

@@ -107,6 +107,7 @@ def _observe_guards(hooks: Hooks, note: Note, active: Callable[[], bool]) -> Non
 
 def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     from torch._dynamo import variables
+    from torch._dynamo.variables.dicts import ConstDictVariable
 
     def order_observed(method: Callable[..., Any]) -> Callable[..., Any]:
         def takes(variable: Any, *arguments: Any, **others: Any) -> Any:
@@ -120,6 +121,9 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
         def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
             if active() and name in ("pop", "__iter__", "__repr__", "__str__"):
                 _note_order(note, variable)
+            if active():
+                for each in more[0] if more else others["args"]:
+                    note_keys(note, each)
             return method(variable, tx, name, *more, **others)
 
         return calls
@@ -133,6 +137,20 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
             hooks.put(owner, name, order_observed)
     for owner in owners(root, "call_method"):
         hooks.put(owner, "call_method", call_observed)
+
+    def whole_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def takes(variable: Any, *others: Any) -> Any:
+            found = method(variable, *others)
+            if active():
+                for each in (variable, *others):
+                    note_keys(note, each)
+            return found
+
+        return takes
+
+    for name in ("as_python_constant", "is_python_equal", "repr_impl"):
+        for owner in {*owners(root, name), *owners(ConstDictVariable, name)}:
+            hooks.put(owner, name, whole_observed)
 
     def list_observed(method: Callable[..., Any]) -> Callable[..., Any]:
         def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
@@ -182,9 +200,27 @@ def _note_key(note: Note, variable: Any, key: Any, found: Any = None) -> None:
         note(Key(source, constant, found))
 
 
-def _note_order(note: Note, variable: Any) -> None:
+def note_keys(note: Note, variable: Any, depth: int = 8) -> None:
+    """Of each dict that was there before the trace, in a container or not: Dynamo has guards on its values, and none on
+    its keys, where it takes the whole of it for text, say."""
+    variable = _realized(variable)
+    inner = vars(variable).get("_base_vt")  # of a class that inherits from dict or list
+    items = vars(variable if inner is None else inner).get("items")
+    if depth == 0 or not isinstance(items, dict | list):
+        return
+    if isinstance(items, dict) and variable.source is not None:
+        note(Order(variable.source))
+    for each in items.values() if isinstance(items, dict) else items:
+        note_keys(note, each, depth - 1)
+
+
+def _realized(variable: Any) -> Any:
     realize = getattr(variable, "realize", None)
-    variable = realize() if callable(realize) and type(variable).__name__.startswith("Lazy") else variable
+    return realize() if callable(realize) and type(variable).__name__.startswith("Lazy") else variable
+
+
+def _note_order(note: Note, variable: Any) -> None:
+    variable = _realized(variable)
     if not _is_set(variable) or len(getattr(variable, "items", ())) < 2:
         return
     if variable.source is not None:
