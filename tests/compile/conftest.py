@@ -39,7 +39,6 @@ def connect(
         for name, value in service.environment.items():
             patch.setenv(name, value)
         patch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path_factory.getbasetemp() / "state"))
-        patch.setenv("TORCHRELAY_CHECK", "1")  # also on the client's own inputs, which no worker sees
         patch.setenv("TORCHRELAY_PREFETCH", "0")  # each test counts what it asked for itself
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
 
@@ -57,5 +56,6 @@ def connect(
 
 @pytest.fixture
 def remote(connect: Connect) -> RelayBackend:
-    """A client whose graphs must go to the service: mode `require`."""
-    return connect(TORCHRELAY_MODE="require")
+    """A client whose graphs must go to the service: mode `require`. It compares each first call with eager, too: a
+    worker does not see the client's own inputs."""
+    return connect(TORCHRELAY_MODE="require", TORCHRELAY_CHECK="1")

@@ -95,7 +95,6 @@ VALUES = {
     "regular expression": edit(
         "import re\n\nr = re.compile('a')\n\n\ndef program(x):\n    return x * 2 if r.match('a') else x * 3\n",
         ("'a')\n\n\ndef", "'b')\n\n\ndef"),
-        how="unfit",
     ),
     "int subclass": edit(
         "class T(int):\n    by = 2.0\n\n\nt = T(3)\n\n\ndef program(x):\n    return x * t\n",

@@ -208,10 +208,15 @@ def note_keys(note: Note, variable: Any, depth: int = 8) -> None:
     items = vars(variable if inner is None else inner).get("items")
     if depth == 0 or not isinstance(items, dict | list):
         return
-    if isinstance(items, dict) and variable.source is not None:
+    if isinstance(items, dict) and variable.source is not None and not _is_of_hooks(variable.source):
         note(Order(variable.source))
     for each in items.values() if isinstance(items, dict) else items:
         note_keys(note, each, depth - 1)
+
+
+def _is_of_hooks(source: Any) -> bool:
+    """Whether it is a module's dict of hooks, which has guards, and whose keys are counted in a process."""
+    return str(getattr(source, "member", "")).endswith("_hooks")
 
 
 def _realized(variable: Any) -> Any:
