@@ -204,14 +204,20 @@ def note_keys(note: Note, variable: Any, depth: int = 8) -> None:
     """Of each dict that was there before the trace, in a container or not: Dynamo has guards on its values, and none on
     its keys, where it takes the whole of it for text, say."""
     variable = _realized(variable)
-    inner = vars(variable).get("_base_vt")  # of a class that inherits from dict or list
-    items = vars(variable if inner is None else inner).get("items")
+    inner = _own(variable, "_base_vt")  # of a class that inherits from dict or list
+    items = _own(variable if inner is None else inner, "items")
     if depth == 0 or not isinstance(items, dict | list):
         return
-    if isinstance(items, dict) and variable.source is not None and not _is_of_hooks(variable.source):
-        note(Order(variable.source))
+    source = _own(variable, "source")
+    if isinstance(items, dict) and source is not None and not _is_of_hooks(source):
+        note(Order(source))
     for each in items.values() if isinstance(items, dict) else items:
         note_keys(note, each, depth - 1)
+
+
+def _own(variable: Any, name: str) -> Any:
+    """An attribute of the variable itself: some classes have properties of these names, which raise."""
+    return getattr(variable, "__dict__", {}).get(name)
 
 
 def _is_of_hooks(source: Any) -> bool:
