@@ -23,6 +23,10 @@ ALLOWED: Mapping[str, str] = {
     "operators/_unsafe_masked_index_put_accumulate": UNCHECKED_INDICES,
     "operators/nn.functional.linear_cross_entropy.chunked": TORCH_NN,
     "operators/nn.functional.linear_cross_entropy.chunked_none": TORCH_NN,
+    **{
+        f"dtypes/nn.functional.linear_cross_entropy.chunked {dtype}": TORCH_NN
+        for dtype in ("float64", "bfloat16", "float16")
+    },
     "higher-order/auto_functionalize.simple": NOT_PYTORCHS,
     "higher-order/flex_attention_backward.simple": JOINT_GRAPH,
     "higher-order/flex_attention_backward.explicit_buffers": JOINT_GRAPH,
