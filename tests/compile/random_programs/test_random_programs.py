@@ -22,6 +22,8 @@ PROGRAMS = 560
 SHARE = 10
 """Programs of one test."""
 TOLERANCE = 2e-2
+NOT_SENT = ("a DTensor of symbolic sizes comes into the graph", "is not an input's size")
+"""Why a graph may be compiled here. The second: a view whose base has a symbolic size that no input has."""
 INDUCTOR_TOO = 5
 """Of one program in so many Inductor's result is compared too, even if the artifact gives what eager gives."""
 
@@ -132,4 +134,5 @@ def test_random_programs_give_what_they_give_eagerly(first: int, backend: LocalB
     failures = [text for seed in seeds if (text := failure(seed, backend))]
     assert not failures, f"{len(failures)} of {len(seeds)} programs:{''.join(failures)}"
     refusals = backend.refused[refused:]
-    assert len(refusals) <= (backend.graphs - before) / 4, refusals
+    assert all(any(kind in text for kind in NOT_SENT) for text in refusals), refusals
+    assert len(refusals) <= (backend.graphs - before) / 2, refusals
