@@ -469,6 +469,7 @@ WHOLE = {
         "len(CHAIN)",
         "2 if bool(EMPTY) else 3",
         "2 if EMPTY else 3",
+        "2 if bool() or EMPTY else 3",
         "len(set().union(D))",
         "2 if {'a': 1.0} in [D] else 3",
         "2 if D == {'a': 1.0} else 3",

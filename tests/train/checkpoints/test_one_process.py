@@ -144,20 +144,24 @@ def test_the_newest_is_kept_though_a_damaged_one_has_a_higher_number(tmp_path: P
     assert names(tmp_path) == ["step-4", "step-8"]
 
 
+def raise_where_one_is_replaced(patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    whole = Path.rename
+
+    def rename(path: Path, to: Path) -> Path:
+        if path.name == "step-1.partial":
+            raise error
+        return whole(path, to)
+
+    patch.setattr(Path, "rename", rename)
+
+
 def test_one_that_cannot_be_replaced_stays(
     tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = saved(tmp_path, 1)
 
-    whole = Path.rename
-
-    def full(path: Path, to: Path) -> Path:
-        if path.name == "step-1.partial":
-            raise OSError(28, "No space left on device")
-        return whole(path, to)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", full)
+        raise_where_one_is_replaced(patched, OSError(28, "No space left on device"))
         saved(tmp_path, 1)
     assert [each.kept for each in heard.checkpoints] == [True, False]
     assert names(tmp_path) == ["step-1"]
@@ -171,15 +175,8 @@ def test_a_process_that_ends_as_it_replaces_one_leaves_the_old_one(
     tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = saved(tmp_path, 1)
-    whole = Path.rename
-
-    def killed(path: Path, to: Path) -> Path:
-        if path.name == "step-1.partial":
-            raise SystemExit
-        return whole(path, to)
-
     with monkeypatch.context() as patched, pytest.raises(SystemExit):
-        patched.setattr(Path, "rename", killed)
+        raise_where_one_is_replaced(patched, SystemExit())
         saved(tmp_path, 1)
     assert torch.equal(restored(tmp_path)[1], weights[1])
     more = saved(tmp_path, 2)

@@ -176,7 +176,8 @@ class _Follows:
             remembers = tx.f_code.co_filename in _REMEMBERS_BY_ID
             return None if remembers or "Fake" in type(answer).__name__ else Unnamed("id()")
         if function in (bool, operator.truth):
-            note_keys(self._note, arguments[0])
+            for each in arguments:  # bool() has none
+                note_keys(self._note, each)
         if name in _TEXTS or function is str.format:
             return _text(function, [*arguments, *keywords.values()], answer)
         if isinstance(value := _value(answer), str) and _ADDRESS.search(value):
