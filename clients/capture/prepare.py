@@ -9,7 +9,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from ...compiler.errors import BindingMismatch
+from ...compiler.errors import BindingMismatch, Unsupported
 from ...compiler.graph.annotations import refuse_annotations
 from ...compiler.graph.torch_names import dtype_name
 from ...compiler.request import schema
@@ -108,19 +108,24 @@ def check_binding(prepared: PreparedGraph, names: Sequence[str]) -> None:
 
 
 def _guard_memory(gm: torch.fx.GraphModule, prepared: PreparedGraph) -> None:
-    """Have Dynamo trace again when inputs overlap in another way than in the request."""
+    """Have Dynamo trace again when inputs overlap in another way than in the request. Raises Unsupported for DTensors
+    that do: AOTAutograd compiles no change in place of them, and of their local tensors it would not know the bases."""
     nodes = {node.name: node for node in gm.graph.nodes if node.op == "placeholder"}
+    shards = prepared.local.shards([*nodes])
     sharing: dict[int, list[tuple[torch.fx.Node, torch.Tensor]]] = {}
-    described = zip(
-        _placeholders(prepared.local.gm), prepared.captured.request.inputs, prepared.local.inputs, strict=True
-    )
-    for name, spec, value in described:
-        if isinstance(spec, schema.TensorInput) and spec.storage >= 0 and name in nodes:
-            node = nodes[name]
-            sharing.setdefault(spec.storage, []).append((node, node.meta.get("example_value", value)))
+    local = prepared.local.gm.graph.find_nodes(op="placeholder")
+    for node, spec, value in zip(local, prepared.captured.request.inputs, prepared.local.inputs, strict=True):
+        if isinstance(spec, schema.TensorInput) and spec.storage >= 0 and node.name in nodes:
+            pair = nodes[node.name], node.meta.get("example_value", value)
+            sharing.setdefault(spec.storage, []).append(pair)
     for inputs in sharing.values():
-        if len(inputs) > 1:
-            aliasing.guard_overlap(inputs)
+        names = [node.name for node, _ in inputs]
+        found, _ = aliasing.overlapping([tensor for _, tensor in inputs])
+        if any(names[position] in shards for position in found):
+            raise Unsupported(f"a DTensor shares memory with another input ({', '.join(names)})")
+        plain = [pair for pair, name in zip(inputs, names, strict=True) if name not in shards]
+        if len(plain) > 1:
+            aliasing.guard_overlap(plain)
 
 
 def _placeholders(gm: torch.fx.GraphModule) -> list[str]:

@@ -1,7 +1,9 @@
-"""What a tensor can say of itself: in a request, refused, or without effect on what is compiled (decision 42)."""
+"""What a tensor, and the shape environment of its sizes, can say of itself: in a request, refused, or without effect on
+what is compiled (decision 42)."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Sequence
@@ -11,6 +13,9 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as shapes_config
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ShapeEnvSettings
 from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.request import key
 
@@ -196,3 +201,183 @@ def test_a_fact_that_differs_is_treated_as_it_is_classified(verdict: str, one: M
             keys(other)
         return
     assert (keys(other) == expected) == (verdict == NO_CODE)
+
+
+SETTINGS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ["allow_scalar_outputs", "allow_dynamic_output_shape_ops"],
+        (NO_CODE, "a permission: Dynamo has refused without it, the worker has it"),
+    ),
+    "assume_static_by_default": (SENT, "read as a size gets its symbol: symbols"),
+    "specialize_zero_one": (SENT, "read as a size gets its symbol: symbols; set by backed_size_oblivious"),
+    "duck_shape": (SENT, "read as a size gets its symbol: symbols; the worker makes one for each of these"),
+    "prefer_deferred_runtime_asserts_over_guards": (NO_CODE, "Dynamo has put its asserts into the graph"),
+    "trace_asserts": (NO_CODE, "for torch.export"),
+}
+"""Every entry of ShapeEnvSettings."""
+
+MODE: dict[str, tuple[str, str]] = {
+    "shape_env": (SENT, "symbols, relations; see SETTINGS and STATE"),
+    "static_shapes": (NO_CODE, "Dynamo never sets it: sizes are numbers or symbols"),
+    "allow_non_fake_inputs": (NO_CODE, "a permission, which the worker has"),
+    "allow_scalar_outputs": (NO_CODE, "as in SETTINGS; FakeTensorMode sets it as an operator runs"),
+    **dict.fromkeys(
+        ["_allow_unsafe_data_ptr_access", "allow_meta", "allow_fallback_kernels", "propagate_real_tensors"],
+        (REFUSED, "entries of torch._functorch.config"),
+    ),
+    **dict.fromkeys(["cache_enabled", "cache_crosscheck_enabled"], (NO_CODE, "a cache of what it would do")),
+    **dict.fromkeys(
+        ["nt_tensor_id_counter", "nt_tensor_id_initial_count"], (NO_CODE, "of nested tensors, refused")
+    ),
+    "fake_tensor_converter": (SENT, "what it has made: inputs and bases"),
+    **dict.fromkeys(
+        [
+            "enter_stack",
+            "in_kernel_invocation",
+            "_mode_key",
+            "_stack",
+            "_stack_trace",
+            "epoch",
+            "old_dispatch_mode_flags",
+            "old_non_infra_dispatch_mode_flags",
+            "old_without_ignore_compile_internals_dispatch_mode_flags",
+        ],
+        (NO_CODE, "where it is in its work"),
+    ),
+}
+"""Every attribute of a FakeTensorMode."""
+
+STATE: dict[str, tuple[str, str]] = {
+    "settings": (SENT, "see SETTINGS"),
+    **dict.fromkeys(["backed_var_to_val", "var_to_val", "var_to_range"], (SENT, "symbols")),
+    "var_to_hint_override": (SENT, "exact_sizes"),
+    **dict.fromkeys(["guards", "axioms", "divisible", "dim_constraints"], (SENT, "relations")),
+    **dict.fromkeys(
+        ["replacements", "_replacements_version_counter", "unbacked_renamings", "_unbacked_replacements"],
+        (SENT, "sizes are sent as they are after replacements"),
+    ),
+    **dict.fromkeys(
+        ["deferred_runtime_asserts", "num_deferred_runtime_asserts", "runtime_asserts_frozen"],
+        (SENT, "Dynamo puts them into the graph"),
+    ),
+    **dict.fromkeys(
+        [
+            "size_like",
+            "unbacked_inputs",
+            "unbacked_alloc_order",
+            "oblivious_var_to_val",
+            "real_tensor_prop_unbacked_vals",
+            "_shape_id_to_unbacked_symbol",
+        ],
+        (REFUSED, "of inputs' sizes that depend on data"),
+    ),
+    **dict.fromkeys(
+        [
+            "exclusion_constraints",
+            "specializations",
+            "_spec_symbol_to_compile_symbol",
+            "_shape_spec_pending_assumptions",
+        ],
+        (NO_CODE, "Dynamo makes guards of them"),
+    ),
+    **dict.fromkeys(
+        [
+            "ignorable_fresh_unbacked_symbols",
+            "pending_fresh_unbacked_symbols",
+            "unbacked_symfloat_counter",
+            "unbacked_symint_counter",
+            "val_to_var",
+            "source_to_var",
+            "source_to_symbol",
+            "unique_ids",
+        ],
+        (NO_CODE, "how it gives names to new symbols"),
+    ),
+    **dict.fromkeys(
+        [
+            "_equality_graph",
+            "_prev_cache_key",
+            "_resimplify_floor_div_axioms",
+            "_version_counter",
+            "fake_tensor_cache",
+            "foreign_unbacked_symbol_cache",
+            "fx_node_cache",
+            "counter",
+        ],
+        (NO_CODE, "caches of what follows from the rest"),
+    ),
+    **dict.fromkeys(
+        ["_error_on_new_guards", "frozen"], (NO_CODE, "what it says to new guards while PyTorch works")
+    ),
+    **dict.fromkeys(
+        [
+            "_translation_validation_enabled",
+            "check_recorded_events",
+            "co_fields",
+            "events",
+            "is_recording",
+            "log",
+            "replacements_slocs",
+            "should_record_events",
+            "source_name_to_debug_name",
+            "trace_asserts",
+            "specialization_stacks",
+            "symbol_guard_counter",
+            "tracked_fakes",
+            "var_to_range_sloc",
+            "var_to_sources",
+            "var_to_stack",
+            "graph",
+            "solver",
+            "validator",
+            "symbol_guard_limit",
+        ],
+        (NO_CODE, "for messages, checks of itself and guards"),
+    ),
+}
+"""Every attribute of a ShapeEnv."""
+
+
+def test_every_setting_of_a_shape_environment_is_classified() -> None:
+    found = {
+        "ShapeEnvSettings": {field.name for field in dataclasses.fields(ShapeEnvSettings)} - SETTINGS.keys(),
+        "FakeTensorMode": vars(FakeTensorMode(shape_env=ShapeEnv())).keys() - MODE.keys(),
+        "ShapeEnv": vars(ShapeEnv()).keys() - STATE.keys(),
+    }
+    new = {where: sorted(names) for where, names in found.items() if names}
+    assert not new, f"torch {torch.__version__}: do these change what AOTAutograd or Inductor do? {new}"
+
+
+dynamo: Any = torch._dynamo.config
+functorch: Any = torch._functorch.config
+CONFIGURED: dict[str, tuple[str, Any, str, Any]] = {
+    "allow_scalar_outputs": (NO_CODE, dynamo, "capture_scalar_outputs", True),
+    "allow_dynamic_output_shape_ops": (NO_CODE, dynamo, "capture_dynamic_output_shape_ops", True),
+    "assume_static_by_default": (SENT, dynamo, "assume_static_by_default", True),
+    "duck_shape": (SENT, shapes_config, "use_duck_shape", False),
+    "specialize_zero_one": (REFUSED, shapes_config, "backed_size_oblivious", True),
+    "prefer_deferred_runtime_asserts": (NO_CODE, dynamo, "prefer_deferred_runtime_asserts_over_guards", True),
+    "allow_meta": (REFUSED, functorch, "fake_tensor_allow_meta", False),
+    "propagate_real_tensors": (REFUSED, functorch, "fake_tensor_propagate_real_tensors", True),
+    "unsafe data pointers": (REFUSED, functorch, "fake_tensor_allow_unsafe_data_ptr_access", False),
+}
+
+
+@pytest.mark.parametrize(("verdict", "module", "name", "value"), CONFIGURED.values(), ids=CONFIGURED.keys())
+def test_a_setting_that_differs_is_treated_as_it_is_classified(
+    verdict: str, module: Any, name: str, value: object
+) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[:, : x.shape[0] - 1].sum() + y * 2
+
+    def keys() -> list[str]:
+        return keys_of(function, (torch.ones(6, 6, 3), torch.ones(5)))
+
+    with dynamo.patch(assume_static_by_default=False):  # as torch.compile(dynamic=True): sizes get symbols
+        (expected,) = keys()
+        with module.patch(**{name: value}):
+            if verdict == REFUSED:
+                with pytest.raises(BackendCompilerFailed, match=f"BadOption: .*{name}"):
+                    keys()
+                return
+            assert (keys() == [expected]) == (verdict == NO_CODE)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torchrelay
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.clients.capture.prepare import prepare
+from torchrelay.compiler.errors import Unsupported
 from torchrelay.compiler.pipeline import program, verify
 from torchrelay.compiler.request import codec, key, schema, validate
 
@@ -247,6 +250,37 @@ def test_a_base_that_the_graph_does_not_use_may_be_an_argument_too() -> None:
     torch.testing.assert_close(found, program(other, other[:3], other[1:]))
 
 
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda whole, part: (part(whole[:3]), part(whole[1:])),
+        lambda whole, part: (part(whole), part(whole)),
+        lambda whole, part: (part(whole)[:3], part(whole)[1:]),
+        lambda whole, part: (part(whole), part(whole)[1:]),
+        lambda whole, part: (part(whole), whole[1:]),
+    ],
+    ids=["local views", "one local tensor", "views", "a base and a view", "a plain one"],
+)
+def test_dtensors_that_overlap_are_compiled_here(make: Callable[..., Inputs], mesh: Any) -> None:
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        with pytest.raises(Unsupported, match="shares memory with another input"):
+            prepare(gm, example, mode="default", options={})
+        return gm.forward
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+
+    torch._dynamo.reset()
+    torch.compile(lambda x, y: (x.add_(1), y * 2), backend=backend)(*make(counted(4, 4), part))
+
+
 # --- through the service ----------------------------------------------------------------------------------
 
 
@@ -304,3 +338,25 @@ def test_gradients_are_right_where_a_view_of_an_activation_is_changed(
     torch._dynamo.reset()
     torch.testing.assert_close(gradient(torch.compile(both, backend="torchrelay")), gradient(both))
     assert torchrelay.report().fallbacks == {}
+
+
+def test_dtensors_in_one_storage_that_do_not_overlap_are_changed_in_place(
+    remote: RelayBackend, mesh: Any
+) -> None:
+    """As gradients of FSDP2, which are parts of one buffer."""
+
+    def parts() -> Inputs:
+        whole = counted(32)
+        return tuple(
+            DTensor.from_local(each, mesh, [Shard(0)], run_check=False)
+            for each in (whole[:16].view(4, 4), whole[16:24], whole[24:])
+        )
+
+    def clip(*parts: torch.Tensor) -> None:
+        torch._foreach_mul_(list(parts), 0.5)
+
+    have, want = parts(), parts()
+    torch.compile(clip, backend="torchrelay")(*have)
+    clip(*want)
+    torch.testing.assert_close([each.to_local() for each in have], [each.to_local() for each in want])
+    assert torchrelay.report().misses == 1
