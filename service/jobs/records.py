@@ -26,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 ENDED_STATES = frozenset({"done", "failed", "cancelled"})
 JobTransition = Literal["end", "cancel", "resume"]
+MOST_BYTES = 256 << 20
+"""What the jobs of one kind and namespace hold in Redis, besides their events. Past it the oldest that have ended are
+forgotten, and then new ones are refused."""
 LeaseOutcome = Literal["held", "taken", "ended", "gone"]
 FieldValue = bytes | str | int | float
 Fields = Mapping[bytes, bytes]
@@ -61,7 +64,8 @@ class DurableJobs(ABC, Generic[J, R]):
         lease_seconds: float,
         most: int,
     ) -> None:
-        """most: jobs of the namespace. Past it the oldest that have ended are forgotten, which the audit log says."""
+        """most: jobs of the namespace. Past it, or past MOST_BYTES, the oldest that have ended are forgotten, which
+        the audit log says."""
         self.kind = job_keys.kind
         self._redis = redis
         self._namespace = keys.namespace
@@ -168,9 +172,10 @@ class DurableJobs(ABC, Generic[J, R]):
         hashes: Mapping[str, Mapping[Any, FieldValue]],
         *,
         event: tuple[str, bytes],
-        most_open: int,
+        most_open: int | None,
     ) -> None:
-        """hashes: fields by the suffix of the hash's key. event: name and data. Raises Overloaded."""
+        """hashes: fields by the suffix of the hash's key. event: name and data. most_open: None for a job that was
+        there, which no limit refuses. Raises Overloaded."""
         answer = await self._scripts.create_job(
             keys=[
                 self._keys.all,
@@ -180,7 +185,8 @@ class DurableJobs(ABC, Generic[J, R]):
                 self._open_jobs,
             ],
             args=[
-                *(job.id, self.kind, self._channel, f"{job.created * 1000:.0f}", self._most, most_open),
+                *(job.id, self.kind, self._channel, f"{job.created * 1000:.0f}", self._most),
+                *((1 << 31, 1 << 53) if most_open is None else (most_open, MOST_BYTES)),
                 *(*event, self._audit.entries),
                 *(
                     part
@@ -192,6 +198,12 @@ class DurableJobs(ABC, Generic[J, R]):
         )
         if answer[0] == b"many":
             raise self._too_many(answer[1])
+        if answer[0] == b"large":
+            raise Overloaded(
+                f"the open {self.noun}s of namespace {self._namespace} hold {int(answer[1])} bytes, and with this one "
+                f"more than {MOST_BYTES}",
+                hint=f"Wait for one, or `torchrelay {self.kind} cancel` one; or split this one",
+            )
         for forgotten in answer[1:]:
             log.warning(
                 "job_forgotten",

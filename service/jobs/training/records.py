@@ -37,6 +37,8 @@ from .progress import TrainingJobProgress
 
 EVENTS = 10_000
 """Events of one job that stay in its stream for followers. Metrics, logs and history have all of them."""
+_EVENT_BYTES = 4 << 20
+"""Of these events, at most."""
 EVENTS_OF_ENDED = 1_000
 _LOG_BYTES = 8 << 10
 """Lines of one log event are cut to this in the stream. The logs have all of them."""
@@ -118,7 +120,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             job,
             {"": fields},
             event=("state", waiting),
-            most_open=1 << 31 if record.events else self._most_open,
+            most_open=None if record.events else self._most_open,
         )
 
     async def load(self, job: str) -> TrainingJobRecord:
@@ -158,6 +160,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
                 record.writes,
                 self._channel,
                 EVENTS,
+                _EVENT_BYTES,
                 len(fields),
                 *(part for field in fields.items() for part in field),
                 *(

@@ -37,8 +37,9 @@ class JobKeys:
 
     def job(self, job: str) -> str:
         """Hash: the job as JSON and what changes of it: state, ended (ms), detail, turn. Of a tuning job spent (s),
-        trials, and `n:<state>`: how many items ended so. Of a training job its progress, and how many events and
-        tellings there were."""
+        trials, and `n:<state>`: how many items ended so. Of a training job its progress, how many events and
+        tellings there were; and which event is the first of the newer half of its stream, `newer`, and the bytes of
+        that half. `bytes`: what the job holds besides its events, about."""
         return self._prefix + job
 
     def part(self, job: str, part: str) -> str:

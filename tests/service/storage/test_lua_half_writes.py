@@ -235,7 +235,22 @@ def of_job(
 ) -> Call:
     """fields: of the job `j`, which `me` has leased. Another one has ended."""
     jobs = TRAINING if training else TUNING
-    usual: list[Argument] = ["wish", "", "turn", 1, "spent", "1.5", "trials", 2, "events", 1, "resumes", 1]
+    usual: list[Argument] = [
+        "wish",
+        "",
+        "turn",
+        1,
+        "spent",
+        "1.5",
+        "trials",
+        2,
+        "events",
+        1,
+        "resumes",
+        1,
+        "bytes",
+        9,
+    ]
     return Call(
         script,
         keys,
@@ -261,7 +276,7 @@ def create(kind: str, *event: Argument, most: int = 2, most_open: int = 10) -> C
     jobs = TRAINING if kind == "train" else TUNING
     keys = [jobs.all, jobs.open, jobs.job("new"), KEYS.audit, KEYS.open_jobs]
     fields = ["", "state", "waiting", "", "events", 0, ":items", 0, "{}"]
-    args = ["new", kind, KEYS.wake, 3000, most, most_open, *event, 100, *fields]
+    args = ["new", kind, KEYS.wake, 3000, most, most_open, 1000, *event, 100, *fields]
     return of_job("create_job", keys, args, "state", "running", training=kind == "train")
 
 
@@ -308,7 +323,7 @@ JOBS = [
             *(TRAINING.part("j", p) for p in ("lease", "events", "metrics", "logs", "history")),
         ],
         [
-            *("j", "me", 4, KEYS.wake, 1000, 2, "told", 7, "state", "running"),
+            *("j", "me", 4, KEYS.wake, 1000, 3, 2, "told", 7, "state", "running"),
             *("metrics", "{}", "metrics", "{}", "log", "{}", "logs", "{}", "state", "{}", "history", "{}"),
         ],
         *("state", "running", "tellings", 4),

@@ -270,6 +270,18 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
     assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))
 
 
+def test_the_events_that_followers_read_have_so_many_bytes_in_redis(
+    http: httpx2.Client, pool: TrainingPool, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_EVENT_BYTES", 1500)
+    name = begun(http, capture=False)
+    ended(http, name)
+    assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))
+    events = redis_server.client().xrange(f"torchrelay:train:{name}:events")
+    *recorded, end = [fields[b"data"] for _, fields in events]
+    assert 500 < sum(map(len, recorded)) <= 1500 and b"done" in end
+
+
 def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store(
     gateway: Running, redis_server: RedisServer, pool: TrainingPool, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from torchrelay.compiler.request import key as keys
 from torchrelay.compiler.tuning.queries import SearchRequest
 from torchrelay.compiler.tuning.records import Operand, Problem, parse_problem
 from torchrelay.service.admission import saved_requests
+from torchrelay.service.jobs import records as all_records
 from torchrelay.service.jobs.tuning import records, run
 from tune_parts import (
     CEILINGS,
@@ -310,6 +311,39 @@ def test_the_oldest_jobs_that_have_ended_make_room(
         assert http.get(f"/v1/tunes/{names[0]}/results").status_code == 404
         seen = [(each["action"], each["detail"]) for each in http.get("/v1/audit").json()["entries"]]
         assert ("tune_forgotten", names[0]) in seen
+
+
+def test_jobs_hold_so_many_bytes_in_redis_and_those_that_have_ended_make_room(
+    http: httpx2.Client, pool: SearchingPool, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = sent(http, graph(24, nodes=50))
+    pool.state = "busy"
+    cancelled = [begun(http, GraphTuneItem(2, key))]
+    held = int(redis_server.client().hget(f"torchrelay:tune:{cancelled[0]}", "bytes"))
+    monkeypatch.setattr(all_records, "MOST_BYTES", 3 * held - 100)
+    cancelled.append(begun(http, GraphTuneItem(2, key)))
+    code, message = refused(http, GraphTuneItem(2, key))
+    assert code == "overloaded" and f"more than {3 * held - 100}" in message
+    for name in cancelled:
+        http.post(f"/v1/tunes/{name}/cancel")
+    begun(http, GraphTuneItem(2, key))
+    assert [http.get(f"/v1/tunes/{name}").status_code for name in cancelled] == [404, 200]
+    stored = redis_server.client().keys("torchrelay:tune:*:bodies")
+    assert len(stored) == 2
+
+
+def test_a_job_counts_what_it_still_holds(
+    http: httpx2.Client, pool: SearchingPool, redis_server: RedisServer
+) -> None:
+    body = graph(24, nodes=50)
+    compiled(http, body)
+    name = begun(http, GraphTuneItem(2, keys.key_of(codec.unpack_request(body))), operator(16))
+    ended(http, name)
+    redis, job_key = redis_server.client(), f"torchrelay:tune:{name}"
+    parts = [redis.hgetall(job_key + part).values() for part in (":items", ":results", ":progress")]
+    held = sum(map(len, (value for values in parts for value in values)))
+    assert not redis.exists(job_key + ":bodies")
+    assert held <= int(redis.hget(job_key, "bytes")) < held + 2000
 
 
 def test_a_job_of_many_problems_tells_fewer_timings_of_each(

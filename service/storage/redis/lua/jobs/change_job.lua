@@ -52,7 +52,7 @@ if transition == 'end' and not training then
 end
 local events
 if transition ~= 'cancel' then
-  check_counters(redis.call('HMGET', job, 'turn', 'resumes'))
+  check_counters(redis.call('HMGET', job, 'turn', 'resumes', 'bytes'))
   events = training and whole(finite(redis.call('HGET', job, 'events') or 0), 0)
   add_job_event(job, ARGV[7], ARGV[8], events)
 end
@@ -73,6 +73,7 @@ if transition == 'end' then
   redis.call('ZREM', open_jobs, job)
   redis.call('DEL', job .. ':lease')
   for _, item in ipairs(over) do
+    redis.call('HINCRBY', job, 'bytes', 0 - redis.call('HSTRLEN', job .. ':bodies', item))
     redis.call('HDEL', job .. ':bodies', item)
   end
 else

@@ -14,13 +14,14 @@ local before = redis.call('HGET', KEYS[3], ARGV[3])
 if before and not open[cjson.decode(before).state] then
   return 'ended'
 end
-check_counters(redis.call('HMGET', KEYS[1], 'n:' .. ARGV[5], 'trials'))
+check_counters(redis.call('HMGET', KEYS[1], 'n:' .. ARGV[5], 'trials', 'bytes'))
 finite(redis.call('HGET', KEYS[1], 'spent') or 0)
 redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
 if not open[ARGV[5]] then
   redis.call('HINCRBY', KEYS[1], 'n:' .. ARGV[5], 1)
   redis.call('HINCRBYFLOAT', KEYS[1], 'spent', seconds)
   redis.call('HINCRBY', KEYS[1], 'trials', trials)
+  redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[4] + #ARGV[6])
   if ARGV[6] ~= '' then
     redis.call('HSET', KEYS[4], ARGV[3], ARGV[6])
   end
