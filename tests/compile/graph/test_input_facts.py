@@ -53,7 +53,9 @@ FACTS: dict[str, tuple[str, str]] = {
     "_is_zerotensor": (NO_CODE, "a fake tensor is none"),
     "_python_dispatch": (REFUSED, "subclasses"),
     **dict.fromkeys(["grad", "_grad"], (NO_CODE, "Dynamo passes it as an input of its own")),
-    "grad_dtype": (NO_CODE, "read by autograd as gradients are added up"),
+    **dict.fromkeys(
+        ["grad_dtype", "_has_grad_dtype_override"], (NO_CODE, "read by autograd as gradients are added up")
+    ),
     **dict.fromkeys(
         ["grad_fn", "_grad_fn", "output_nr", "name"], (NO_CODE, "only whether there is one: is_leaf")
     ),
@@ -133,6 +135,11 @@ def used(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def summed_in_float64(x: torch.Tensor) -> torch.Tensor:
+    x.grad_dtype = torch.float64  # type: ignore[attr-defined]
+    return x
+
+
 def kept(x: torch.Tensor) -> torch.Tensor:
     x.retain_grad()
     return x
@@ -168,6 +175,11 @@ PAIRS: dict[str, tuple[str, Make, Make]] = {
         lambda: kept(plain().requires_grad_() * 1),
     ),
     "grad_fn": (NO_CODE, lambda: plain().requires_grad_() * 1, lambda: plain().requires_grad_().sin()),
+    "grad_dtype": (
+        NO_CODE,
+        lambda: plain().requires_grad_(),
+        lambda: summed_in_float64(plain().requires_grad_()),
+    ),
     "is_inference": (NO_CODE, plain, in_inference_mode),
     "is_shared": (NO_CODE, plain, lambda: plain().share_memory_()),
     "_is_zerotensor": (NO_CODE, plain, lambda: torch._efficientzerotensor((4, 4))),
@@ -289,12 +301,14 @@ STATE: dict[str, tuple[str, str]] = {
             "val_to_var",
             "source_to_var",
             "source_to_symbol",
+            "name_to_symbol",
             "unique_ids",
         ],
         (NO_CODE, "how it gives names to new symbols"),
     ),
     **dict.fromkeys(
         [
+            "_symop_cache",
             "_equality_graph",
             "_prev_cache_key",
             "_resimplify_floor_div_axioms",
