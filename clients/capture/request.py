@@ -287,6 +287,8 @@ def _input(
     offset = symbols.text(value.storage_offset())
     stored = value.untyped_storage().nbytes()
     needs_storage = storage >= 0 or offset != 0
+    if storage < 0 and not reaches_past and not symbols.know(stored):  # of a base that is no input
+        stored = fake_tensors.bytes_reached(value)
     if reaches_past and not needs_storage and symbols.know(stored):
         needs_storage = symbols.text(stored) != symbols.text(value.numel() * value.element_size())
     return schema.TensorInput(

@@ -194,6 +194,14 @@ def test_a_storage_that_a_graph_does_not_reach_is_not_in_the_key() -> None:
     assert len(keys) == 1
 
 
+def test_a_view_has_a_request_whatever_the_size_of_its_base(remote: RelayBackend) -> None:
+    program = torch.compile(lambda x, y: x.cumsum(0) * y, backend="torchrelay", dynamic=True)
+    for rows, begin, end in ((7, 1, 4), (9, 2, 7)):
+        x, y = counted(rows, 4)[begin:end], counted(rows, 8)[begin:end, ::2]
+        torch.testing.assert_close(program(x, y), x.cumsum(0) * y)
+    assert torchrelay.report().misses and not torchrelay.report().fallbacks
+
+
 # --- guards -----------------------------------------------------------------------------------------------
 
 

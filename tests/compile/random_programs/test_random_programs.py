@@ -22,8 +22,8 @@ PROGRAMS = 560
 SHARE = 10
 """Programs of one test."""
 TOLERANCE = 2e-2
-NOT_SENT = ("a DTensor of symbolic sizes comes into the graph", "is not an input's size")
-"""Why a graph may be compiled here. The second: a view whose base has a symbolic size that no input has."""
+NOT_SENT = ("a DTensor of symbolic sizes comes into the graph", "a DTensor shares memory with another input")
+"""Why a graph may be compiled here."""
 INDUCTOR_TOO = 5
 """Of one program in so many Inductor's result is compared too, even if the artifact gives what eager gives."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import compute_required_storage_length
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -22,6 +23,13 @@ def storage_id(tensor: torch.Tensor) -> int:
     of its local part."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return int(local.untyped_storage()._cdata)
+
+
+def bytes_reached(tensor: torch.Tensor) -> Any:
+    """Bytes from the beginning of its storage to the end of a tensor's last element, which may be symbolic
+    (torch._prims_common.compute_required_storage_length)."""
+    elements = compute_required_storage_length(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return elements * tensor.element_size()
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
