@@ -86,6 +86,8 @@ def torchrelay(
                 raise
             known = error if isinstance(error, RelayError) else _unexpected(error)
             if _requires_artifacts():
+                with contextlib.suppress(Exception):  # the report may be what failed
+                    process_report().raised(known, nodes=len(gm.graph.nodes))
                 raise backend_interface.user_error(known) from None
             fallback = _reported(known, len(gm.graph.nodes))
         if served is not None:

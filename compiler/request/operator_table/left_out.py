@@ -65,7 +65,7 @@ FUNCTIONS = _reasons(
             |torch\.(_weights_only_unpickler|quantization)\.\w+
             |torch\._numpy\.(from_dlpack|ndarray(\.resize)?)
             |torch\._C\._(from_dlpack|to_dlpack|construct_storage_from_data_pointer|tensor_impl_raw_handle
-            |storage_\w+|has_storage|wrap_tensor_impl)""",
+            |construct_CUDA_Tensor_From_Storage_And_Metadata|free_And_Remove_DeleterFn|storage_\w+|has_storage|wrap_tensor_impl)""",
         "it is part of TorchScript": r"""
             torch\._C\.(_te|_jit_tree_views)\.\w+|torch\.(futures\.\w+|return_types\.pytree_register_structseq)
             |torch\._C\._(jit|create|debug_(get|set)|get_caught_jit|import_ir|backport|load|save
@@ -77,10 +77,10 @@ FUNCTIONS = _reasons(
             |quantize_ondevice|check_onnx|hack_do_not|has_tensorexpr|awaitable|collect_all)\w*
             |torch\._C\.(fork|wait|import_ir\w*|parse_\w+|merge_type\w*|unify_type_list)""",
         _DEVICES: r"""
-            torch\.(accelerator|cpu|cuda|mps|mtia|xpu)\.(\w+\.)*\w+|torch\._C\._(cpu|itt|verbose)\.\w+
-            |torch\._C\._((accelerator|cuda|mps)_\w+|graph_pool_handle|activate_gpu_trace|(get|set)_(rocm|miopen)_\w+
+            torch\.(accelerator|cpu|cuda|mps|mtia|xpu)\.(\w+\.)*\w+|torch\._C\._(cpu|cudnn|itt|verbose)\.\w+
+            |torch\._C\._((accelerator|cuda|cudnn|mps|nccl|rocm)_\w+|(broadcast|gather|scatter)(_out|_coalesced)?|graph_pool_handle|activate_gpu_trace|(get|set)_(rocm|miopen)_\w+
             |register_py_class_for_device|rename_privateuse1_backend|get_privateuse1_backend_name)
-            |torch\.(is_vulkan_available|get_device_module|_register_device_module)""",
+            |torch\._C\._dynamo\.utils\.get_current_stream|torch\.(is_vulkan_available|get_device_module|_register_device_module)""",
         _STATE: r"""
             torch\.(set_\w+|_numpy\.set_default_dtype|use_deterministic_algorithms|compile)|torch\.(__future__|random|backends)\.(\w+\.)*\w+
             |torch\._C\.(_(set|unset|init|push_on|pop|logging)_\w+|set_\w+|init_\w+|_\w+_init|_initExtension
@@ -88,11 +88,11 @@ FUNCTIONS = _reasons(
             |autocast_\w+_nesting|_valgrind_\w+|_crash_if_\w+|_remove_worker_pids|_error_if_any_worker_fails
             |_warn\w*|_log_api_usage_\w+|_increment_version)""",
         "Dynamo reads it while it traces": r"""
-            torch\.((are|get|is)_\w+|_nnpack_available|compiled_with_cxx11_abi|__getattr__)|torch\._guards\.\w+
+            torch\.((are|get|is)_\w+|numel|_nnpack_available|compiled_with_cxx11_abi|__getattr__)|torch\._guards\.\w+
             |torch\._C\.(_(get|is|has|can_use|are|current|supported|len_torch)_\w+|(get|is)_\w+|_show_config
             |_parallel_info|_cxx_flags|_will_engine_execute_node|_functionalization_reapply_views_tls|_demangle
             |_meta_in_tls_dispatch_include|_dump_local_tls_set|_check_sparse_tensor_invariants
-            |_functorch\.get_\w+|_valgrind_supported_platform)
+            |_functorch\.get_\w+|_valgrind_supported_platform|(read_)?vitals(_enabled)?)
             |torch\.nn\.(modules\.activation\._is_make_fx_tracing|parameter\.is_lazy)
             |torch\.autograd\._profiler_enabled
             |torch\._numpy\.(dtype|finfo|iinfo|can_cast|result_type|issubdtype)""",
@@ -108,14 +108,16 @@ FUNCTIONS = _reasons(
             torch\._functorch\.(apis|batch_norm_replacement|deprecated|utils)\.\w+
             |torch\._functorch\.eager_transforms\.(functionalize|assert_flat\w+|_any_differentiable|_is_differentiable)
             |torch\.autograd\.((functional|function|graph)\.\w+|_\w+|variable)|torch\.amp\.\w+\.\w+
-            |torch\.(is_storage|is_tensor|nn\.factory_kwargs|nn\.modules\.utils\.\w+)
+            |torch\._check_(with|not_implemented|tensor_all_with)|torch\.(is_storage|is_tensor|nn\.factory_kwargs|nn\.modules\.utils\.\w+)
             |torch\._numpy\.(generic|number|((un)?signed)?integer|inexact|(complex)?floating|\w+Error)
             |torch\._utils\.(_dummy_type|_(un)?flatten_dense_tensors)""",
         _LAYOUTS: r"""
             torch\.(hsmm|saddmm|_pack_padded_sequence)|torch\.(sparse|nested|_C\._nested|_C\._sparse)(\.\w+)+
             |torch\.masked\._ops\._sparse\w+""",
         "its random numbers may come from NumPy's generator": r"torch\._numpy\.random\.\w+",
-        "NumPy has no such function": r"torch\._numpy\.((fft|linalg)\.)?(DType|normalizer|upcast|linalg_errors|_\w+)",
+        "NumPy has no such function": r"""
+            torch\._numpy\.((fft|linalg)\.)?(DType|normalizer|upcast|linalg_errors|ArrayLike|Concatenate|KeepDims
+            |ParamSpec|TypeVar|_\w+)""",
         "PyTorch has removed it": r"torch\._linalg_utils\.(_?symeig|eig|lstsq|matrix_rank|solve)",
         "it is part of a function that is in the table": r"""
             torch\.(functional|masked\._ops|nn\.functional|nn\.grad|_lowrank)\._\w+
@@ -124,7 +126,7 @@ FUNCTIONS = _reasons(
             |torch\.signal\.windows\.windows\.(_\w+|merge_dicts|parse_kwargs)""",
         "Dynamo computes it of numbers, which it takes for constants": r"""
             math\.(cbrt|comb|dist|exp2|factorial|frexp|fsum|gamma|gcd|isclose|isqrt|lcm|ldexp|lgamma|modf|nextafter
-            |perm|prod|sumprod|fma|ulp)|_operator\.length_hint""",
+            |perm|prod|sumprod|fma|ulp)|cmath\.\w+|_operator\.length_hint""",
     }
 )
 
@@ -140,6 +142,7 @@ HIGHER_ORDER = _reasons(
         "its callers need a permission of their own": "triton_kernel_wrapper_mutation",
         "it is for another compiler": "(aoti|executorch)_call_delegate",
         "it prints": "print",
+        "it came with PyTorch 2.14, and nothing here compiles it yet": "switch|flex_gemm",
         "it spreads tensors over devices": "local_map_hop",
     }
 )
@@ -154,7 +157,8 @@ METHODS = _reasons(
             |_clear_non_serializable_cached_data""",
         _PYTHON: r"apply_|map2?_",
         _DEVICES: r"ipu|mtia|xpu|hpu",
-        "PyTorch has removed it": r"eig|lstsq|solve|symeig",
+        _LAYOUTS: r"_update_names|has_names",
+        "PyTorch has removed it": r"eig|lstsq|solve|symeig|cholesky|qr",
     }
 )
 

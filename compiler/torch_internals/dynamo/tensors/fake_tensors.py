@@ -28,8 +28,8 @@ def storage_id(tensor: torch.Tensor) -> int:
 def bytes_reached(tensor: torch.Tensor) -> Any:
     """Bytes from the beginning of its storage to the end of a tensor's last element, which may be symbolic
     (torch._prims_common.compute_required_storage_length)."""
-    elements = compute_required_storage_length(tensor.shape, tensor.stride(), tensor.storage_offset())
-    return elements * tensor.element_size()
+    offset: Any = tensor.storage_offset()
+    return compute_required_storage_length(tensor.shape, tensor.stride(), offset) * tensor.element_size()
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
