@@ -32,6 +32,7 @@ _PARSED = 1024
 """Parsed requests that are held in memory: their canonical bytes together, and how many. A small one takes ten times
 its bytes."""
 _TOGETHER = 3
+"""Medium ones that are parsed at once: more would wait for the interpreter's lock, with 50 MB each in memory."""
 _CHILD_SECONDS = 60.0
 _CHILD_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR", "LANG", "LC_ALL")
 """All that the child gets of this process' environment, which has passwords."""
@@ -55,6 +56,7 @@ class Admission:
         """work: in whose turns large bodies are parsed. on_parse: is called for each body that is parsed."""
         self._limits = limits
         self._work = work or FairWork(_TOGETHER)
+        self._threads = FairWork(_TOGETHER)
         self._on_parse = on_parse
         self._body_timeout_seconds = body_timeout_seconds
         self._known: OrderedDict[str, str] = OrderedDict()
@@ -119,14 +121,15 @@ class Admission:
             self._parsed_bytes -= len(oldest.canonical)
 
     async def parse(self, body: bytes, *, namespace: str = DEFAULT_NAMESPACE) -> CompileRequest:
-        """`parse`, off the event loop for large bodies, of which namespaces take turns. Raises subclasses of
+        """`parse`, off the event loop for larger bodies, of which namespaces take turns. Raises subclasses of
         RequestError, Unavailable."""
         self._on_parse()
         size = await asyncio.to_thread(codec.unpacked_size, body, self._limits.request_bytes)
         if size <= _INLINE_BYTES:
             return parse(body, self._limits)
         if size <= _THREAD_BYTES:
-            return await asyncio.to_thread(parse, body, self._limits)
+            async with self._threads.turn(namespace):
+                return await asyncio.to_thread(parse, body, self._limits)
         async with self._work.turn(namespace):
             return await _parse_in_child(body, self._limits)
 

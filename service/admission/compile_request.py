@@ -76,6 +76,6 @@ def encode_result(result: CompileRequest | RelayError) -> bytes:
 
 def decode_result(data: bytes) -> CompileRequest:
     if data[:1] == b"a":
-        return decoding.from_msgpack(data[1:], type=CompileRequest)
+        return decoding.from_msgpack(memoryview(data)[1:], type=CompileRequest)
     error = decoding.from_msgpack(data[1:], type=compiles.ErrorBody)
     raise from_code(error.code, error.message, error.hint)

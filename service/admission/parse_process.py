@@ -11,17 +11,24 @@ import sys
 
 from ...compiler import decoding
 from ...compiler.errors import LimitExceeded, RelayError
+from ...compiler.request import codec
 from .compile_request import CompileRequest, ParseInput, encode_result, parse
 
-_BASE_BYTES = 512 << 20
-_TIMES = 8
-"""Address space of this process: a base, and so many times the largest request; real graphs take less than half."""
+_BASE_BYTES = 384 << 20
+_TIMES = 3
+"""Address space of this process: a base, of which as many values as a request may have take 300 MiB, and so many times
+the largest request: as it came, its texts and constants, and its canonical bytes."""
+
+
+def memory_bytes(limits: codec.Limits) -> int:
+    """What one check may take, at most."""
+    return _BASE_BYTES + _TIMES * limits.request_bytes
 
 
 def main() -> None:
     gc.disable()  # a request has no cycles, and the process ends soon: collecting costs most of the time
     job = decoding.from_msgpack(sys.stdin.buffer.read(), type=ParseInput)
-    memory = _BASE_BYTES + _TIMES * job.limits.request_bytes
+    memory = memory_bytes(job.limits)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     result: CompileRequest | RelayError
     try:

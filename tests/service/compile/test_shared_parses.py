@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 from conftest import StartGateway
+from request_parts import request_of
 from service_parts import NEEDS, ArtifactPool, Running, follow, graph, post
 from torchrelay.compiler.errors import ForbiddenTarget
-from torchrelay.compiler.request import codec
+from torchrelay.compiler.request import codec, schema
+from torchrelay.service.admission import admit
 from torchrelay.service.admission.admit import Admission
 from torchrelay.service.compile.compile_queue import QueuedRequest, QueuedRequests
 
@@ -149,3 +153,46 @@ def test_the_process_that_parses_has_nothing_secret(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(admission().parse(LARGE)).key
     (environment,) = environments
     assert "PATH" in environment and "secret" not in str(environment)
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def test_the_largest_request_that_is_valid_is_checked_within_a_checks_memory() -> None:
+    """Nearly as many values and bytes as a request may have."""
+    nodes = [schema.Node("placeholder", "", [])]
+    for number in range(1, 60_000):
+        texts = [letter * 970 for letter in (f"{number % 10}", "y")]
+        refs = schema.ListArg([schema.Ref(max(0, number - back)) for back in range(1, 31)])
+        nodes.append(schema.Node("call_function", "torch.cat", [refs, *texts]))
+    nodes.append(schema.Node("output", "", [schema.TupleArg([schema.Ref(len(nodes) - 1)])]))
+    request = request_of(nodes, [schema.TensorInput([8], [1], "float32", "cpu", requires_grad=False)])
+    body = codec.pack_request(request)
+    size = codec.unpacked_size(body, codec.Limits().request_bytes)
+    assert size > 0.95 * codec.Limits().request_bytes
+    assert len(asyncio.run(admission().parse(body)).canonical) == size
+
+
+def test_few_medium_bodies_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow(*_: object) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+
+    monkeypatch.setattr(admit, "parse", slow)
+    body = graph(nodes=2000)
+    assert admit._INLINE_BYTES < codec.unpacked_size(body, 1 << 30) < admit._THREAD_BYTES
+
+    async def parse_all() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(12))
+        parser = admission()
+        await asyncio.gather(*(parser.parse(body, namespace=str(each)) for each in range(12)))
+
+    asyncio.run(parse_all())
+    assert most == admit._TOGETHER
