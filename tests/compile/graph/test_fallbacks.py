@@ -173,5 +173,5 @@ def test_require_raises_for_a_defect_before_and_after_a_graph_is_served(
         torch.compile(lambda x: x * 3 + 1, backend="torchrelay")(torch.ones(3))
     assert [(graph.outcome, graph.reason) for graph in torchrelay.report().graphs][-1] == (
         "raised",
-        "client_error",
+        "client",
     )
