@@ -40,6 +40,8 @@ def connect(
             patch.setenv(name, value)
         patch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path_factory.getbasetemp() / "state"))
         patch.setenv("TORCHRELAY_PREFETCH", "0")  # each test counts what it asked for itself
+        # Compares each first call with eager: a worker does not see the client's own inputs.
+        patch.setenv("TORCHRELAY_CHECK", "1")
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
 
         def make(**variables: str) -> RelayBackend:
@@ -56,6 +58,5 @@ def connect(
 
 @pytest.fixture
 def remote(connect: Connect) -> RelayBackend:
-    """A client whose graphs must go to the service: mode `require`. It compares each first call with eager, too: a
-    worker does not see the client's own inputs."""
-    return connect(TORCHRELAY_MODE="require", TORCHRELAY_CHECK="1")
+    """A client whose graphs must go to the service: mode `require`."""
+    return connect(TORCHRELAY_MODE="require")
