@@ -12,6 +12,7 @@ from service_parts import TOKEN, RedisServer, Running, free_port, wait_until
 from test_lost_nodes import Nodes, nodes  # noqa: F401
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.parts.worker_pool import worker_pool
 from training_parts import begun, ended, entries, events, sent_package, shown
 
 SCRIPT = """
@@ -63,19 +64,18 @@ def test_ranks_of_an_elastic_job_wait_for_no_compile_in_whatever_number(nodes: N
     redis = RedisServer()
     redis.start()
     port = free_port()
-    gateway = Running(
-        ServiceSettings(
-            redis_url=redis.url,
-            state_dir=tmp_path / "state",
-            token=TOKEN,
-            token_allow_source=False,
-            ray_address=nodes.address,
-            ray_token=RAY_TOKEN,
-            train_url=f"http://127.0.0.1:{port}",
-            log_level="warning",
-        ),
-        None,
+    settings = ServiceSettings(
+        redis_url=redis.url,
+        state_dir=tmp_path / "state",
+        token=TOKEN,
+        token_allow_source=False,
+        training=True,
+        ray_address=nodes.address,
+        ray_token=RAY_TOKEN,
+        train_url=f"http://127.0.0.1:{port}",
+        log_level="warning",
     )
+    gateway = Running(settings, worker_pool(settings))
     gateway.port = gateway.server.config.port = port
     gateway.url = f"http://127.0.0.1:{port}"
     finish = tmp_path / "finish"
