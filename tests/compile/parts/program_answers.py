@@ -55,6 +55,14 @@ LOOKUPS = rows(
     os_getenv=environment(f"return x * float(os.getenv({NAME!r}, '3'))"),
     os_environ_membership=environment(f"return x * 2 if {NAME!r} in os.environ else x * 3"),
     os_path_expandvars=environment(f"return x * 2 if '5' in os.path.expandvars('${NAME}') else x * 3"),
+    global_instead_of_a_builtin=both_ways(
+        f"{HERE}def program(x):\n    return x * max(2, 3)\n", "pass", "max = min"
+    ),
+    global_instead_of_a_builtin_in_another_module=both_ways(
+        f"import json\n\n{HERE}def deep(x):\n    return x * max(2, 3)\n\n\ndef program(x):\n    return deep(x)\n",
+        "pass",
+        "max = min",
+    ),
     os_environ_by_try=environment(
         f"try:\n        return x * float(os.environ[{NAME!r}])\n    except KeyError:\n        return x * 3"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,15 @@ _ATTRIBUTE = ("tp_getattro_impl", "var_getattr")
 """Methods that look up an attribute; which there are depends on the version, as for those below."""
 _ABSENT = ("getitem_const", "getitem_const_raise_exception_if_absent", "maybe_getitem_const", "__contains__")
 """Methods of a dict that look up a key, which is their last argument."""
-_ORDER = ("tp_iter_impl", "unpack_var_sequence", "repr_impl")
+_TEXT = ("repr_impl", "tp_repr_impl")
+_ORDER = ("tp_iter_impl", "unpack_var_sequence", *_TEXT)
 """Methods of a set whose answers depend on its order."""
 
 
 def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     """Raises AttributeError where this version of PyTorch has none of the methods."""
     from torch._dynamo.exc import ObservedAttributeError
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.dicts import ConstDictVariable
 
@@ -67,6 +70,15 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
         return asks
 
+    def builtin_observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def asks(frame: Any, name: str) -> Any:
+            if active() and name not in frame.f_builtins:  # since PyTorch 2.15 a NameError that may be caught
+                note(ModuleName(None, builtins, name))
+            return method(frame, name)
+
+        return asks
+
+    hooks.put(InstructionTranslatorBase, "load_builtin_from_argval", builtin_observed)
     for names, observed in ((_ATTRIBUTE, getattr_observed), (("call_obj_hasattr",), hasattr_observed)):
         found = [(owner, name) for name in names for owner in owners(VariableTracker, name)]
         if not found:
@@ -119,9 +131,9 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
     def call_observed(method: Callable[..., Any]) -> Callable[..., Any]:
         def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
-            if active() and name in ("pop", "__iter__", "__repr__", "__str__"):
-                _note_order(note, variable)
-            if active():
+            if active() and isinstance(variable, root):
+                if name in ("pop", "__iter__", "__repr__", "__str__"):
+                    _note_order(note, variable)
                 for each in more[0] if more else others["args"]:
                     note_keys(note, each)
             return method(variable, tx, name, *more, **others)
@@ -133,9 +145,9 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
         root = root.__base__
     for name in _ORDER:
-        for owner in owners(_dict_or_set(root, name), name):
+        for owner in owners(_class_with(root, name), name):
             hooks.put(owner, name, order_observed)
-    for owner in owners(root, "call_method"):
+    for owner in {*owners(root, "call_method"), _class_with(root, "call_method")}:
         hooks.put(owner, "call_method", call_observed)
 
     def whole_observed(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +160,7 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
         return takes
 
-    for name in ("as_python_constant", "is_python_equal", "repr_impl"):
+    for name in ("as_python_constant", "is_python_equal", *_TEXT):
         for owner in {*owners(root, name), *owners(ConstDictVariable, name)}:
             hooks.put(owner, name, whole_observed)
 
@@ -176,8 +188,8 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
             hooks.put(owner, name, concatenated)
 
 
-def _dict_or_set(root: type, name: str) -> type:
-    """The class whose method a set has: before PyTorch 2.12 that of a dict."""
+def _class_with(root: type, name: str) -> type:
+    """The class whose method a set has: some versions have it in that of a dict, or of all variables."""
     return next((each for each in root.__mro__ if name in vars(each)), root)
 
 
