@@ -61,7 +61,8 @@ def environment_for_unit_tests(torch: str) -> Path:
     folder = ROOT / f".venv-torch-{torch}-unit"
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", f"torch=={torch}.*"], check=True)
+    # The environment's own setuptools would come before that of the rest, and be too old to build the package.
+    subprocess.run([python, "-m", "pip", "install", "-q", f"torch=={torch}.*", "setuptools>=77"], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     rest = sysconfig.get_path("purelib")
     (packages / "rest.pth").write_text(f"import site; site.addsitedir({rest!r})\n")
