@@ -33,7 +33,9 @@ def main() -> None:
         return
     from .local.supervisor import run_supervised
 
-    sys.exit(run_supervised(lambda: _run(arguments)))
+    # Ray ends a process whose cluster is lost, or comes back as another one
+    again = arguments.role is _dispatcher
+    sys.exit(run_supervised(lambda: _run(arguments), again=again))
 
 
 def _leave(*_: object) -> NoReturn:

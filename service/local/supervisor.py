@@ -13,58 +13,80 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from ...workers.pool import become_subreaper, descendants, die_with_parent, kill_below, reap
+from .listening import say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS = 20.0
 """How long the service may take to end after a signal. Then it is killed: Ray waits a minute for a lost head node."""
+_PAUSE_SECONDS = 1.0
 _LEAVE_SECONDS = 3.0
 """How long redis and Ray may take to end after the service was killed. Then they are killed too."""
 
 
-def run_supervised(service: Callable[[], None]) -> int:
-    """Run `service` in a child; return its exit status, 128 + n for signal n. Call before threads exist."""
+def run_supervised(service: Callable[[], None], *, again: bool = False) -> int:
+    """Run `service` in a child; return its exit status, 128 + n for signal n. again: a child that ends by itself with
+    an error is replaced, unless its settings are wrong. Call before threads exist."""
     become_subreaper()
-    supervisor = os.getpid()
-    # one that came now would end this process, and nobody would end the child
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)  # Ctrl-C signals a whole process group; the child gets it from the supervisor
+    supervisor, child, stopped = os.getpid(), 0, False
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def pass_on(received: int, _: object) -> None:
+        nonlocal stopped
+        stopped = True
+        _send(child, signal.SIGINT if received == signal.SIGINT else signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, _STOP_SECONDS)
+
+    def kill(*_: object) -> None:
+        _send(child, signal.SIGKILL)
+
+    while True:
+        # one that came now would end this process, and nobody would end the child
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)  # Ctrl-C signals a whole process group; the child gets it from the supervisor
+            for number in _SIGNALS:
+                signal.signal(number, handlers[number])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            die_with_parent(supervisor, signal.SIGTERM)
+            _run_and_exit(service)
+        for number in _SIGNALS:
+            signal.signal(number, pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        die_with_parent(supervisor, signal.SIGTERM)
-        status = 1
-        try:
-            service()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else 1
-        except KeyboardInterrupt:
-            status = 130
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)  # without the parent's clean-up handlers
-    for number in _SIGNALS:
-        signal.signal(number, lambda received, _: _pass_on(child, received))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    signal.signal(signal.SIGALRM, lambda *_: _send(child, signal.SIGKILL))
-    status = _wait(child)
-    signal.alarm(0)
-    until = time.monotonic() + _LEAVE_SECONDS
-    while descendants(supervisor) and time.monotonic() < until:
-        time.sleep(0.02)
-    kill_below(supervisor)
-    reap()
-    return status
+        signal.signal(signal.SIGALRM, kill)
+        status = _wait(child)
+        signal.alarm(0)
+        until = time.monotonic() + _LEAVE_SECONDS
+        while descendants(supervisor) and time.monotonic() < until:
+            time.sleep(0.02)
+        kill_below(supervisor)
+        reap()
+        if not again or stopped or status in (0, 2):
+            return status
+        say(f"it has ended with {status}, and is started again in {_PAUSE_SECONDS:g} s")
+        time.sleep(_PAUSE_SECONDS)
+        if stopped:
+            return status
 
 
-def _pass_on(child: int, number: int) -> None:
-    _send(child, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-    signal.setitimer(signal.ITIMER_REAL, _STOP_SECONDS)
+def _run_and_exit(service: Callable[[], None]) -> NoReturn:
+    status = 1
+    try:
+        service()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # without the parent's clean-up handlers
 
 
 def _send(child: int, number: int) -> None:

@@ -71,7 +71,7 @@ def ray_environment(token: str | None, address: str | None) -> dict[str, str]:
         # a node has as many of Ray's CPUs as cores, for training jobs; no process is to wait on each of them
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
-        # past this time without a GCS, Ray ends the process that asks it; the pool leaves the cluster before
+        # past this time without a GCS, Ray ends the process that asks it: a dispatcher is then started again
         "RAY_gcs_rpc_server_reconnect_timeout_s": "60" if address is not None else "86400",
         # a slot's actor takes none of Ray's GPUs, and picks its device from those that its node sees
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
