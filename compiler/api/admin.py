@@ -168,9 +168,10 @@ class NamespaceReply(Struct, frozen=True, kw_only=True):
 
 class NamespaceRemoval(Struct, frozen=True):
     """Answer of `DELETE /v1/namespaces/{name}`, which deletes a part and is repeated until `done`. jobs, compiles: so
-    many are open, and nothing is deleted; deleting: so many objects of the blob store were."""
+    many are open, and nothing is deleted, nor for so many seconds (requests), until those that began before are over;
+    deleting: so many objects of the blob store were."""
 
-    state: Literal["jobs", "compiles", "deleting", "done"]
+    state: Literal["jobs", "compiles", "requests", "deleting", "done"]
     count: int
 
 

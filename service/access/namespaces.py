@@ -1,7 +1,8 @@
 """The namespaces of teams, and which of them exist. storage/redis/keys.py lists what Redis stores for each.
 
 A tenant's tokens, artifacts, compiles, counters and audit log are those of its namespace. `default` is always
-there. Others come with the first token that is issued for them, or when an administrator of all sets their quota.
+there. Others come with the first token that is issued for them, or when an administrator of all sets their quota; or
+with the first JWT that a rule admits to them, but not once they were deleted.
 """
 
 from __future__ import annotations
@@ -44,3 +45,4 @@ class Namespaces:
     def add(self, name: str, *, within: Pipeline) -> None:
         """Have it exist once the transaction has run, with the quota that the settings give everyone."""
         within.hsetnx(self._keys.namespaces, name, _NEW)
+        within.hdel(self._keys.deleted, name)

@@ -72,6 +72,7 @@ class Quotas:
             quota = msgspec.structs.replace(_quota(record), **changed)
             transaction.multi()  # type: ignore[no-untyped-call]  # of redis-py
             transaction.hset(self._keys.namespaces, namespace, msgspec.json.encode(quota))
+            transaction.hdel(self._keys.deleted, namespace)
             await self._audit.of(namespace).append(event, within=transaction)
 
         await self._redis.transaction(write, self._keys.namespaces)

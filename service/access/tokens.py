@@ -41,6 +41,7 @@ _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and refused with the reason, for this long."""
 _PAGE = 300
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
+_DELETED = "The service's owner can make it anew: `torchrelay namespace set`"
 _ELSEWHERE = "Ask an administrator of that namespace for a token"
 
 
@@ -152,6 +153,7 @@ class Tokens:
                 self._keys.bucket(found),
                 self._keys.namespaces,
                 self._keys.changed,
+                self._keys.deleted,
             ],
             args=[
                 *(found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE),
@@ -166,6 +168,8 @@ class Tokens:
             raise Unauthenticated(f"the token {record.id} was revoked on {_day(record.revoked)}", hint=_RENEW)
         if record.expires is not None and record.expires <= now:
             raise Unauthenticated(f"the token {record.id} expired on {_day(record.expires)}", hint=_RENEW)
+        if admitted[1] < 0:
+            raise Forbidden(f"the namespace {record.namespace} was deleted", hint=_DELETED)
         if admitted[1]:
             rate = self._rate if record.rate is None else record.rate
             raise RateLimited(
@@ -296,7 +300,7 @@ class Tokens:
         )
         async with self._redis.pipeline(transaction=True) as transaction:
             transaction.hset(self._keys.tokens, field, msgspec.json.encode(record))
-            if record.namespace != EVERY:
+            if action == "token_created" and record.namespace != EVERY:
                 self._namespaces.add(record.namespace, within=transaction)
             self._add_to_named(field, record, within=transaction)
             await audit.append(event, within=transaction)

@@ -7,6 +7,7 @@ do, by their age.
 
 from __future__ import annotations
 
+import math
 import re
 
 import obstore
@@ -35,7 +36,8 @@ class NamespaceRemover:
         self._open_jobs = OpenJobs(shared.redis, shared.keys)
 
     async def remove(self, name: str, *, by: Grant) -> NamespaceRemoval:
-        """One part of it. Nothing is deleted while jobs of the namespace are open, nor while its graphs compile.
+        """One part of it. Nothing is deleted while jobs of the namespace are open, nor while its graphs compile, nor
+        as long as a request may still be sent whose token was accepted before.
 
         Raises MalformedRequest for the default namespace, NotFound; Unavailable if Redis and the blob store do not
         belong together; RedisError.
@@ -46,12 +48,14 @@ class NamespaceRemover:
         keys = self._shared.keys.of(name)
         if jobs := await self._jobs(name):
             return NamespaceRemoval("jobs", jobs)
-        await self._shared.tokens.revoke_all(name, by=by)
-        if jobs := await self._jobs(name):  # begun before its token was revoked
-            return NamespaceRemoval("jobs", jobs)
         seconds, _ = await self._redis.time()
+        await self._redis.hsetnx(keys.deleted, name, str(seconds))
+        await self._shared.tokens.revoke_all(name, by=by)
         if compiles := await self._redis.zcount(keys.active, seconds * 1000, "+inf"):
             return NamespaceRemoval("compiles", compiles)
+        began = int(await self._redis.hget(keys.deleted, name) or 0)
+        if (left := math.ceil(began + self._shared.settings.body_timeout_seconds - seconds)) > 0:
+            return NamespaceRemoval("requests", left)
         if await self._shared.installation.look() != "same":
             raise Unavailable(
                 "Redis and the blob store do not belong together", hint="`torchrelay cache reindex`"

@@ -7,6 +7,8 @@ belongs to another namespace.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -15,6 +17,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from ...compiler import VERSION, install_hint
+from ...compiler.errors import NotFound
 from ..access.audit import AuditLog
 from ..access.namespaces import Namespaces
 from ..access.tokens import Tokens
@@ -53,6 +56,8 @@ from .load import read_load
 _LOAD_SECONDS = 1.0
 """How old the load may be that a scrape shows."""
 _SCRAPE_SECONDS = 2.0
+_KNOWN_SECONDS = 5.0
+"""A namespace that existed is not asked for again for so long."""
 
 log = structlog.get_logger(__name__)
 
@@ -175,23 +180,37 @@ T = TypeVar("T", bound=TenantParts)
 
 
 class Tenants(Generic[T]):
-    """The namespaces in this process; the parts of each are made at its first use."""
+    """The namespaces in this process; the parts of each are made at its first use, and dropped once it is deleted."""
 
     def __init__(self, namespaces: Namespaces, make: Callable[[str], T]) -> None:
         self._namespaces = namespaces
         self._make = make
         self.default = make(DEFAULT_NAMESPACE)
         self._open = {DEFAULT_NAMESPACE: self.default}
+        self._known: dict[str, float] = {DEFAULT_NAMESPACE: math.inf}  # until when it need not be asked for
 
     async def of(self, namespace: str) -> T:
-        """Raises NotFound for a namespace that does not exist, RedisError when it is not known here yet."""
-        if namespace not in self._open:
-            await self._namespaces.check(namespace)
+        """Raises NotFound for a namespace that does not exist, RedisError when that was not asked for
+        _KNOWN_SECONDS."""
+        if self._known.get(namespace, 0.0) < time.monotonic():
+            try:
+                await self._namespaces.check(namespace)
+            except NotFound:
+                self._drop(namespace)
+                raise
+            self._known[namespace] = time.monotonic() + _KNOWN_SECONDS
         return self._opened(namespace)
 
     async def every(self) -> list[T]:
         """One for each namespace that exists, by name. Raises RedisError."""
-        return [self._opened(name) for name in await self._namespaces.names()]
+        names = await self._namespaces.names()
+        for gone in self._open.keys() - set(names):
+            self._drop(gone)
+        return [self._opened(name) for name in names]
+
+    def _drop(self, namespace: str) -> None:
+        self._open.pop(namespace, None)
+        self._known.pop(namespace, None)
 
     def _opened(self, namespace: str) -> T:
         if namespace not in self._open:

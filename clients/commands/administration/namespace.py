@@ -89,6 +89,9 @@ def remove(
             if part.state == "compiles":
                 print(f"waits for {part.count} graphs of {name} to be compiled", flush=True)
                 time.sleep(_WAIT_SECONDS)
+            elif part.state == "requests":
+                print(f"waits {part.count} s for requests to {name} that began before", flush=True)
+                time.sleep(part.count)
             else:
                 deleted += part.count
                 print(f"deleted {deleted} objects of the blob store", flush=True)

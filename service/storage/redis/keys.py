@@ -66,6 +66,8 @@ class Keys:
         """Hash: digest of a token to its record, JSON."""
         self.namespaces = f"{prefix}namespaces"
         """Hash: name to its own quota, JSON."""
+        self.deleted = f"{prefix}deleted"
+        """Hash: namespace that was deleted, until someone makes it anew, to when that began, s."""
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
         self.bytes = f"{prefix}bytes"

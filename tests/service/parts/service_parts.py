@@ -414,7 +414,7 @@ def client_of(url: str, token: str | None, **options: Any) -> httpx2.Client:
     return httpx2.Client(base_url=url, headers=headers, timeout=30, trust_env=False, **options)
 
 
-def post(http: httpx2.Client, body: bytes, **query: Any) -> httpx2.Response:
+def post(http: httpx2.Client, body: bytes | Iterator[bytes], **query: Any) -> httpx2.Response:
     return http.post(
         "/v1/compile", content=body, params=query, headers={"Content-Type": codec.GRAPH_MEDIA_TYPE}
     )

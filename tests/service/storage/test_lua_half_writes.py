@@ -363,7 +363,7 @@ def authenticate(record: str, stored: int) -> Call:
     """stored: when the bucket is full again."""
     return Call(
         "authenticate",
-        [KEYS.tokens, KEYS.bucket("d"), KEYS.namespaces, KEYS.changed],
+        [KEYS.tokens, KEYS.bucket("d"), KEYS.namespaces, KEYS.changed, KEYS.deleted],
         ["d", 500.0, 10, KEYS.installation, "default", record],
         [("HSET", KEYS.tokens, "d", RECORD), ("SET", KEYS.bucket("d"), stored)],
     )

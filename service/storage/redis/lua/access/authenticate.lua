@@ -2,9 +2,9 @@
 -- that reads the record. While Redis refuses writes (pcall), nothing is counted, so that hits are answered then, too.
 -- ARGV: requests a second of a token without a rate of its own (0: no limit); how many seconds' worth of requests may
 --       come at once; the record, where it is not among the tokens but made of claims that another issuer signed: its
---       namespace exists from now on.
--- Returns nil, or {record, milliseconds to wait}: 0 lets it pass.
-local tokens, bucket, namespaces, changed = unpack(KEYS)
+--       namespace exists from now on, unless it was deleted.
+-- Returns nil, or {record, milliseconds to wait}: 0 lets it pass; -1: its namespace was deleted.
+local tokens, bucket, namespaces, changed, deleted = unpack(KEYS)
 local digest, rate, burst_seconds, prefix, default, made = unpack(ARGV)
 check_arguments(6)
 rate, burst_seconds = comparable(rate), comparable(burst_seconds)
@@ -18,6 +18,9 @@ if type(record.rate) == 'number' then
 end
 local full = rate > 0 and finite(redis.call('GET', bucket) or 0) -- when the bucket is full again
 if made ~= '' and record.namespace and record.namespace ~= '*' and record.namespace ~= default then
+  if redis.call('HEXISTS', deleted, record.namespace) == 1 then
+    return {data, -1}
+  end
   redis.pcall('HSETNX', namespaces, record.namespace, '{}')
 end
 if rate <= 0 then
