@@ -14,6 +14,7 @@ import pytest
 import yaml
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.workers.pool import node_resources
+from torchrelay.workers.settings import JobLimits
 
 pytestmark = pytest.mark.skipif(chart.helm() is None, reason="no helm: `make check` fetches it")
 
@@ -120,6 +121,13 @@ def test_rays_autoscaler_reads_from_it_what_each_node_offers():
     }
     assert config["available_node_types"]["cpu"]["max_workers"] == 4
     assert config["idle_timeout_minutes"] == 1.0
+
+
+def test_a_node_that_compiles_has_the_disk_that_its_jobs_may_take(pods):
+    for name, slots in {"worker-cpu": 2, "worker-gpu": 1 + 1}.items():
+        (volume,) = (each for each in pods[name]["spec"]["volumes"] if each["name"] == "tmp")
+        limit = volume["emptyDir"]["sizeLimit"]
+        assert int(limit.removesuffix("Gi")) << 30 >= 2 * slots * JobLimits().disk_bytes
 
 
 @pytest.mark.parametrize(
