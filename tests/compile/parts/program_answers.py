@@ -5,10 +5,14 @@ order of sets."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
+import torch
 from program_changes import Change
 
+WITHOUT_BREAKS = "traced" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "varies"
+"""PyTorch 2.11 runs a part of these as it is."""
 NAME = "CHANGED_PROGRAM"
 MODULE = "changed_program_extra"
 
@@ -270,6 +274,7 @@ ANSWERS = {
         f"import importlib.util\nimport sys\n\n# here\n\n\ndef program(x):\n    return x * 2 if importlib.util.find_spec({MODULE!r}) is not None else x * 3\n",
         f"sys.modules.pop({MODULE!r}, None)",
         f"sys.modules[{MODULE!r}] = importlib.util",
+        how=WITHOUT_BREAKS,
     ),
     "metadata.version": answers(
         "import importlib.metadata\nimport sys\n\n# here\nsys.path.insert(0, FOLDER)\nundo = [lambda: sys.path.remove(FOLDER)]\n\n\ndef program(x):\n    return x * int(importlib.metadata.version('changed_program')[0])\n".replace(
@@ -278,6 +283,7 @@ ANSWERS = {
         ),
         "INFO.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: changed_program\\nVersion: 2.0\\n')",
         "INFO.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: changed_program\\nVersion: 3.0\\n')",
+        how=WITHOUT_BREAKS,
     ),
     "sys.getrecursionlimit": answers(
         "import sys\n\nundo = [lambda limit=sys.getrecursionlimit(): sys.setrecursionlimit(limit)]\n# here\n\n\ndef program(x):\n    return x * sys.getrecursionlimit()\n",
@@ -289,6 +295,8 @@ ANSWERS = {
         patch=lambda m, module: (
             m.setattr("torch._C._has_xpu", True),
             m.setattr("torch._C._xpu_getDeviceCount", lambda: 1, raising=False),
+            # PyTorch 2.11 asks for it once in a process
+            m.setattr("torch.xpu.device_count", inspect.unwrap(torch.xpu.device_count)),
         ),
     ),
     "id of a function": Change(

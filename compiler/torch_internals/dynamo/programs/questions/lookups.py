@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ _ORDER = ("tp_iter_impl", "unpack_var_sequence", *_TEXT)
 def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     """Raises AttributeError where this version of PyTorch has none of the methods."""
     from torch._dynamo.exc import ObservedAttributeError
+    from torch._dynamo.source import AttrSource
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.dicts import ConstDictVariable
@@ -41,6 +43,8 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
                 raise
             if (source := getattr(found, "source", None)) is not None:
                 _note_attribute(note, variable, _text(name), source)
+            elif _is_set_of_a_class(variable, name):  # PyTorch 2.11 forgets where it has found one of numbers
+                note(Order(AttrSource(variable.source, _text(name))))
             return found
 
         return asks
@@ -255,6 +259,12 @@ def _note_order(note: Note, variable: Any) -> None:
         fixed = False
     if not fixed:
         note(Unnamed("the order of a set, which another process may have otherwise"))
+
+
+def _is_set_of_a_class(variable: Any, name: Any) -> bool:
+    if type(variable).__name__ != "UserDefinedClassVariable" or variable.source is None:
+        return False
+    return type(inspect.getattr_static(variable.value, _text(name), None)) in (set, frozenset)
 
 
 def _is_set(variable: Any) -> bool:
