@@ -2,7 +2,7 @@
 
 A checkpoint is the folder `step-N` with a list of its files, `whole.json`, which is written last: without the list it
 is not complete, and does not count. In a folder it is written as `step-N.partial` and renamed; in an object store each
-rank puts its own files.
+rank puts its own files, under names that no other contents have: a list's files stay until another list is there.
 """
 
 from __future__ import annotations
@@ -126,6 +126,10 @@ def _decode(name: str, data: bytes) -> CheckpointManifest:
         raise CheckpointError(f"the list of {name} cannot be read: {error}") from None
 
 
+def _object_name(name: str, file: CheckpointFile) -> str:
+    return f"{name}/{file.name}.{file.digest[:32]}"
+
+
 def _newest_first(names: Iterable[str]) -> list[str]:
     return sorted((name for name in names if step_of(name) >= 0), key=step_of, reverse=True)
 
@@ -241,11 +245,14 @@ class ObjectStorage:
     def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
         with self._errors(f"{name} could not be sent"):
             for file in files:
-                self._do.put(self._store, f"{name}/{file.name}", self._drafts[name] / file.name)
+                self._do.put(self._store, _object_name(name, file), self._drafts[name] / file.name)
 
     def publish(self, name: str, manifest: CheckpointManifest) -> None:
         with self._errors(f"{name} could not be sent"):
             self._do.put(self._store, f"{name}/{_MANIFEST}", msgspec.json.encode(manifest))
+        with contextlib.suppress(CheckpointError):  # what stays goes with the checkpoint
+            listed = {f"{name}/{_MANIFEST}", *(_object_name(name, file) for file in manifest.files)}
+            self._delete({entry["path"] for entry in self._listed(f"{name}/")} - listed)
 
     def abandon(self, name: str) -> None:
         self.done(name)
@@ -265,16 +272,21 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
+        there = {entry["path"] for entry in self._listed(f"{name}/")}
         with tempfile.TemporaryDirectory(prefix="torchrelay-checkpoint-") as folder:
             for file in manifest.files:
+                path = _object_name(name, file)
+                path = path if path in there else f"{name}/{file.name}"  # as earlier versions named it
                 with self._errors(f"{name} could not be read"), (Path(folder) / file.name).open("wb") as out:
-                    for chunk in self._do.get(self._store, f"{name}/{file.name}").stream():
+                    for chunk in self._do.get(self._store, path).stream():
                         out.write(chunk)
             yield Path(folder)
 
     def drop(self, name: str) -> None:
-        with self._errors(f"{name} could not be deleted"):
-            paths = [entry["path"] for entry in self._listed(f"{name}/")]
+        self._delete({entry["path"] for entry in self._listed(f"{name}/")})
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        with self._errors("files of a checkpoint could not be deleted"):
             for path in sorted(paths, key=lambda path: not path.endswith(_MANIFEST)):
                 self._do.delete(self._store, path)
 

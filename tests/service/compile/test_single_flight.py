@@ -413,3 +413,27 @@ def test_requests_that_are_queued_have_a_limit_in_bytes_and_leave_it_when_they_e
         pool.idle = 1
         assert [stage for _, stage, _ in follow(http, key)][-1] == "done"
         assert post(http, second).status_code == 202
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["it waits", "it is over"])
+def test_a_compile_whose_queueing_lost_its_answer_is_audited_and_its_request_saved(
+    start_gateway: StartGateway, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    gateway = start_gateway(ArtifactPool() if over else busy_pool())
+    acquire = Leases._acquire
+
+    async def twice(leases: Leases, key: str, *args: Any, **options: Any) -> list[bytes]:
+        answer = await acquire(leases, key, *args, **options)
+        if answer != [b"queued"]:
+            return answer
+        while over and not redis.exists(Keys("torchrelay:").index(key)):
+            await asyncio.sleep(0.01)
+        return await acquire(leases, key, *args, **options)  # as redis-py does
+
+    monkeypatch.setattr(Leases, "_acquire", twice)
+    with gateway.http() as http, redis_server.client() as redis:
+        key = post(http, graph()).json()["key"]
+        entries = http.get("/v1/audit").json()["entries"]
+        assert [each["key"] for each in entries if each["action"] == "compile"] == [key]
+        assert redis.exists(Keys("torchrelay:").saved_request(key))
+        assert http.get("/v1/stats").json()["misses"] == 1
