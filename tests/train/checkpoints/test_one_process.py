@@ -253,6 +253,40 @@ def test_in_a_store_too_the_newest_whole_one_is_taken_up(bucket: str, heard: Hea
     assert not any(path.startswith("step-4/") for path in paths(store))
 
 
+def test_in_a_store_too_a_process_that_ends_as_it_replaces_one_leaves_the_old_one(
+    bucket: str, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: object) -> None:
+        raise SystemExit
+
+    def replaced() -> torch.Tensor:
+        model, optimizer = made(2)
+        with train.Checkpoints(bucket) as checkpoints:
+            checkpoints.save(1, model, optimizer)
+        return model.weight.detach()
+
+    weights = saved(bucket, 1)
+    store = storage.storage_of(bucket)._store  # type: ignore[attr-defined]
+    before = paths(store)
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(storage.ObjectStorage, "publish", ends)
+        replaced()
+    assert torch.equal(restored(bucket)[1], weights[1])
+    assert len(paths(store)) > len(before)  # the new files are there, too
+    new = replaced()
+    assert torch.equal(restored(bucket)[1], new) and not torch.equal(new, weights[1])
+    assert len(paths(store)) == len(before)
+
+
+def test_in_a_store_what_an_earlier_version_saved_is_read(bucket: str) -> None:
+    weights = saved(bucket, 1)
+    place = storage.storage_of(bucket)
+    store = place._store  # type: ignore[attr-defined]
+    for file in place.manifest("step-1").files:
+        store.rename(storage._object_name("step-1", file), f"step-1/{file.name}")
+    assert torch.equal(restored(bucket)[1], weights[1])
+
+
 def paths(store: Any) -> list[str]:
     return [entry["path"] for batch in store.list() for entry in batch]
 
