@@ -296,7 +296,7 @@ class Keys:
         return f"{self.prefix}kills:{key}" + (f":{unkeyed}" if unkeyed else "")
 
     def events(self, key: str) -> str:
-        """Stream: stage, seconds, detail, error."""
+        """Stream: stage, seconds, detail, error, asker."""
         return f"{self.prefix}events:{key}"
 
     def request(self, key: str) -> str:

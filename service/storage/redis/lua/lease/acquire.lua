@@ -29,6 +29,10 @@ local function count(field)
   end
 end
 
+local first = asking and redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
+if first and first[2][#first[2]] == owner then -- the same call again, after a lost answer
+  return {'queued'}
+end
 if redis.call('EXISTS', index) == 1 then
   return {'hit'}
 end
@@ -174,7 +178,7 @@ else -- a dispatcher may remember what an earlier request with this key was
 end
 want()
 local function report(detail)
-  add_event(events, run, ttl_ms, 'queued', detail, '')
+  add_event(events, run, ttl_ms, 'queued', detail, '', asking and owner)
   redis.call('PUBLISH', wake, key)
 end
 if asking then

@@ -74,11 +74,12 @@ local function next_fence(fence)
   return number
 end
 
--- Append an event to a compile's stream.
-local function add_event(events, run, ttl_ms, stage, detail, failure)
+-- Append an event to a compile's stream. asker: who queued it; the last field, so that acquire.lua knows it again.
+local function add_event(events, run, ttl_ms, stage, detail, failure, asker)
   local started = number_or(now, redis.call('HGET', run, 'started'))
   redis.call('XADD', events, 'MAXLEN', '~', 1000, '*', 'stage', stage,
-    'seconds', string.format('%.3f', (now - started) / 1000), 'detail', detail, 'error', failure)
+    'seconds', string.format('%.3f', (now - started) / 1000), 'detail', detail, 'error', failure,
+    'asker', asker or '')
   redis.call('PEXPIRE', events, ttl_ms)
 end
 
