@@ -22,6 +22,7 @@ from ...compiler import decoding
 from ...compiler.api.admin import Role, TokenRecord
 from ...compiler.api.sign_in import SignInReply
 from ...compiler.errors import Forbidden, RateLimited, Unauthenticated
+from ..base.async_tasks import Recent
 from ..base.settings import ServiceSettings
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
@@ -39,6 +40,7 @@ _ISSUED = re.compile("[A-Za-z0-9_-]{43}")
 _ID_BYTES = 6
 _REMEMBERED_SECONDS = 30 * 86400
 """A token that expired or was revoked is still listed, and refused with the reason, for this long."""
+_LISTED_SECONDS = 2.0
 _PAGE = 300
 _RENEW = "Ask an administrator for a new token, then run `torchrelay login`"
 _DELETED = "The service's owner can make it anew: `torchrelay namespace set`"
@@ -106,6 +108,7 @@ class Tokens:
         self._audit = audit
         self._namespaces = Namespaces(redis, keys, scripts)
         self._unknown = UnknownTokens()
+        self._listed: Recent[set[str]] = Recent(_LISTED_SECONDS)
         self._jwts: JwtTokens | None = None
         if settings.sign_in_file is not None:
             from .oidc.jwt_tokens import JwtTokens  # most services need nothing of it
@@ -132,13 +135,22 @@ class Tokens:
             return self._owner_grant
         found = digest(token)
         if _ISSUED.fullmatch(token):
-            with self._unknown.look_up(address, found):
+            async with self._unknown.look_up(address, found, lambda: self._is_listed(found)):
                 return await self._admit(found)
-        if self._jwts is not None and self._jwts.looks_like_one(token):
-            with self._unknown.look_up(address, found):
-                record = await self._jwts.check(token)
+        if (jwts := self._jwts) is not None and jwts.looks_like_one(token):
+            async with self._unknown.look_up(address, found, lambda: jwts.holds(token)):
+                record = await jwts.check(token)
                 return await self._admit(record.id, msgspec.json.encode(record))
         raise Unauthenticated("the token is not known")
+
+    async def _is_listed(self, found: str) -> bool:
+        """Whether an issued token that has not ended has this digest, or had a moment ago. Raises RedisError."""
+
+        async def read() -> set[str]:
+            now = time.time()
+            return {field for field, record in await self._all() if record.over(now) is None}
+
+        return found in await self._listed.get(read)
 
     def sign_in(self) -> SignInReply:
         """Where people get tokens that are accepted here, other than from an administrator."""

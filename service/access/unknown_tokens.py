@@ -1,7 +1,7 @@
 """How often one address may send tokens that nobody has issued, or that have ended. Each costs a round trip to Redis.
 
-Counted in this gateway's memory. A token that was good a moment ago is never refused here, so that others behind the
-same proxy keep working while one of them tries tokens.
+Counted in this gateway's memory. A good token is not refused here, so that others behind the same proxy keep working
+while one of them tries tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import ipaddress
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from ...compiler.errors import RateLimited, Unauthenticated
@@ -33,13 +33,16 @@ class UnknownTokens:
         self._good: OrderedDict[str, None] = OrderedDict()
         self._looked_up: Counter[str] = Counter()  # now
 
-    @contextmanager
-    def look_up(self, address: str, token: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def look_up(
+        self, address: str, token: str, known: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[None]:
         """The block looks a token up, and raises Unauthenticated for one that is not good. address: of the client;
-        token: its digest. Raises RateLimited before the block."""
+        token: its digest; known: whether it seems to be good, by what asks Redis little. Raises RateLimited before the
+        block, and what `known` raises."""
         address = _network(address)
         counted = token not in self._good and not self._looked_up[token]
-        if token not in self._good and (wait := self._wait(address)) > 0:
+        if token not in self._good and (wait := self._wait(address)) > 0 and not await known():
             raise RateLimited(
                 "this address has sent too many tokens that are not known", retry_after=math.ceil(wait)
             )

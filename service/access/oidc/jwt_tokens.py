@@ -9,6 +9,7 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ class JwtTokens:
             if len(self._checked) > _REMEMBERED:
                 self._checked.popitem(last=False)
         return record
+
+    async def holds(self, token: str) -> bool:
+        """Whether `check` accepts it. Raises Forbidden, Unavailable."""
+        with suppress(Unauthenticated):
+            await self.check(token)
+            return True
+        return False
 
     async def _check(self, token: str) -> tuple[float, TokenRecord]:
         """Until when the record holds without another check, and the record. Raises as `check`."""

@@ -1,4 +1,5 @@
-"""Tokens that nobody issued: a few of an address are looked up, and then it waits, but not who has a good one."""
+"""Tokens that nobody issued: a few of an address are looked up, and then it waits, but whoever has a good one does
+not."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from service_parts import RedisServer, Running
+from service_parts import RedisServer, Running, wait_until
 from torchrelay.compiler.errors import RateLimited, Unauthenticated
 from torchrelay.service.access import unknown_tokens
 from torchrelay.service.access.unknown_tokens import UnknownTokens
@@ -46,16 +47,20 @@ def looked_up(server: RedisServer) -> int:
 def test_an_address_that_tries_tokens_waits_and_good_tokens_do_not(
     ask: Ask, http: httpx2.Client, redis_server: RedisServer
 ) -> None:
-    used, unused = issued(http), issued(http)
-    assert ask(used).status_code == 200
+    ended = issued(http)
+    http.delete(f"/v1/tokens/{http.get('/v1/tokens').json()[0]['id']}")
+    unused = issued(http)
     assert [ask(next(WRONG)).status_code for _ in range(5)] == [401] * 5
     before = looked_up(redis_server)
     refused = ask(next(WRONG))
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
     assert 0 < int(refused.headers["Retry-After"]) <= 100
-    assert ask(unused).status_code == 429
+    assert ask(ended).status_code == 429
     assert looked_up(redis_server) == before
-    assert ask(used).status_code == 200
+    assert ask(unused).status_code == 200
+    new = issued(http)
+    wait_until(lambda: ask(new).status_code == 200, seconds=30)
+    assert ask(next(WRONG)).status_code == 429
     assert http.get("/v1/stats").status_code == 200
 
 
@@ -116,12 +121,16 @@ def test_many_who_start_with_one_token_are_not_refused(
         assert set(threads.map(lambda _: ranks.get("/v1/stats").status_code, range(64))) == {200}
 
 
+async def nobody() -> bool:
+    return False
+
+
 def refused(tokens: UnknownTokens, address: str, count: int) -> int:
     """Of so many look-ups at once, none of a known token, how many are refused."""
 
     async def one(token: str) -> bool:
         try:
-            with tokens.look_up(address, token):
+            async with tokens.look_up(address, token, nobody):
                 await asyncio.sleep(0.01)
                 raise Unauthenticated("not known")
         except RateLimited:
@@ -149,9 +158,14 @@ def test_time_allows_more_and_what_redis_could_not_say_does_not_count(
     few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = UnknownTokens()
-    for _ in range(20):
-        with pytest.raises(ConnectionError), tokens.look_up("a", next(WRONG)):
+
+    async def cut_off() -> None:
+        async with tokens.look_up("a", next(WRONG), nobody):
             raise ConnectionError
+
+    for _ in range(20):
+        with pytest.raises(ConnectionError):
+            asyncio.run(cut_off())
     assert refused(tokens, "a", 6) == 1
     now = time.monotonic()
     monkeypatch.setattr(unknown_tokens, "time", SimpleNamespace(monotonic=lambda: now + 200))
@@ -161,8 +175,12 @@ def test_time_allows_more_and_what_redis_could_not_say_does_not_count(
 def test_memory_is_bounded(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unknown_tokens, "_REMEMBERED", 3)
     tokens = UnknownTokens()
+
+    async def look_up(token: str) -> None:
+        async with tokens.look_up("b", token, nobody):
+            pass
+
     for number in range(10):
         refused(tokens, f"10.0.0.{number}", 1)
-        with tokens.look_up("b", f"good {number}"):
-            pass
+        asyncio.run(look_up(f"good {number}"))
     assert (len(tokens._whole_again), len(tokens._good), len(tokens._looked_up)) == (3, 3, 0)
