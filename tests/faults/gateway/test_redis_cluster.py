@@ -24,7 +24,9 @@ def test_a_gateway_does_all_it_does_and_follows_the_shard_to_its_replica(
     cluster: RedisCluster, start_gateway: StartGateway
 ) -> None:
     pool = ArtifactPool(seconds=0.5)
-    gateway = start_gateway(pool, redis_url=cluster.url, redis_prefix=PREFIX, redis_timeout_seconds=1.0)
+    gateway = start_gateway(
+        pool, redis_url=cluster.url, redis_prefix=PREFIX, redis_timeout_seconds=1.0, body_timeout_seconds=1
+    )
     everything(gateway)
     for node in cluster.nodes[:3]:
         with node.client() as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import httpx2
-from service_parts import Running, client_of, compiled, follow, graph, post
+from service_parts import Running, client_of, compiled, follow, graph, post, wait_until
 from torchrelay.compiler.errors import CompileFailed, CompileKilled
 from tuning_parts import entries, entry, found, lookup
 
@@ -64,5 +64,6 @@ def everything(running: Running) -> None:
         assert http.delete(f"/v1/cache/{second}").status_code == 200
         assert http.post("/v1/keys/epoch").status_code == 200
         assert compiled(http, graph(1)) != data
-        assert http.delete("/v1/namespaces/red").json()["state"] == "done"
+        # It waits for bodies that began before: body_timeout_seconds.
+        wait_until(lambda: http.delete("/v1/namespaces/red").json()["state"] == "done", seconds=30)
         assert http.post("/v1/cache/gc").status_code == 200

@@ -20,6 +20,7 @@ from service_parts import (
     ArtifactPool,
     RedisServer,
     Running,
+    busy_pool,
     compiled,
     follow,
     graph,
@@ -155,8 +156,10 @@ def test_a_trusted_key_that_is_none_stops_the_start(keys: str) -> None:
 
 
 def test_publishing_again_after_a_lost_answer_leaves_the_blob_for_good(
-    gateway: Running, redis_server: RedisServer
+    start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:
+    gateway = start_gateway(busy_pool())
+
     async def publish_twice() -> None:
         shared = SharedParts(gateway.settings)
         tenant = TenantParts(shared, "default")

