@@ -28,7 +28,8 @@ _LEAVE_SECONDS = 3.0
 
 def run_supervised(service: Callable[[], None], *, again: bool = False) -> int:
     """Run `service` in a child; return its exit status, 128 + n for signal n. again: a child that ends by itself with
-    an error is replaced, unless its settings are wrong. Call before threads exist."""
+    an error is replaced, unless its settings are wrong (2) or it could not start (3, uvicorn's). Call before
+    threads exist."""
     become_subreaper()
     supervisor, child, stopped = os.getpid(), 0, False
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -64,7 +65,7 @@ def run_supervised(service: Callable[[], None], *, again: bool = False) -> int:
             time.sleep(0.02)
         kill_below(supervisor)
         reap()
-        if not again or stopped or status in (0, 2):
+        if not again or stopped or status in (0, 2, 3):
             return status
         say(f"it has ended with {status}, and is started again in {_PAUSE_SECONDS:g} s")
         time.sleep(_PAUSE_SECONDS)
