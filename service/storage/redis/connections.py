@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisError, WatchError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.typing import EncodableT, FieldT
 
 from ...base.settings import ServiceSettings
@@ -23,6 +24,7 @@ _REDIS_CONNECTIONS = 64
 _LEASE_CONNECTIONS = 4
 _REDIS_RETRIES = 3
 _QUEUE_TIMES = 3
+_TRIED_AGAIN = tuple(error for error in REDIS_OUTAGES if error is not RedisTimeoutError)
 
 _Name = str | bytes
 _Value = str | bytes | int | float
@@ -89,10 +91,13 @@ class RedisClient(Protocol):
 
 
 class CountedRetry(Retry):
-    """on_error: called with the kind of each error that is left after all tries. Every call to Redis passes here."""
+    """Tries again at once, but not where no answer came in time: whoever asked has waited long enough. on_error: called
+    with the kind of each error that is left after all tries. Every call to Redis passes here."""
 
     def __init__(self, on_error: Callable[[str], object]) -> None:
-        super().__init__(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES)
+        super().__init__(
+            ExponentialWithJitterBackoff(base=0.02, cap=0.25), _REDIS_RETRIES, supported_errors=_TRIED_AGAIN
+        )
         self._on_error = on_error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CountedRetry:
@@ -146,7 +151,7 @@ def _options(settings: ServiceSettings, on_error: Callable[[str], object]) -> di
         "socket_connect_timeout": timeout,
         "retry": CountedRetry(on_error),
         # also of a primary that became a replica: its name leads to the new one
-        "retry_on_error": list(REDIS_OUTAGES),
+        "retry_on_error": list(_TRIED_AGAIN),
     }
     if settings.redis_url.startswith(
         "rediss"

@@ -116,9 +116,7 @@ class Scripts:
         try:
             await self._answer([call for call in calls if not call.answer.done()])
         except Exception as error:
-            for call in calls:
-                if not call.answer.done():
-                    call.answer.set_exception(error)
+            self._fail(calls, error)
         finally:  # cancelled, when the loop ends
             for call in calls:
                 call.answer.cancel()
@@ -134,12 +132,18 @@ class Scripts:
                     answer = await self._alone(call.script, call.keys, call.args)
             except Exception as error:
                 answer = error
-            if call.answer.done():
-                continue
             if isinstance(answer, Exception):
-                call.answer.set_exception(answer)
-            else:
+                self._fail([call], answer)
+            elif not call.answer.done():
                 call.answer.set_result(answer)
+
+    def _fail(self, calls: list[_Call], error: Exception) -> None:
+        if isinstance(error, RedisTimeoutError):  # calls that wait for a connection have waited as long
+            calls = [*calls, *self._calls]
+            self._calls.clear()
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_exception(error)
 
     async def _alone(self, script: AsyncScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
         try:

@@ -104,10 +104,10 @@ def test_who_waits_for_a_compile_waits_through_an_outage_of_many_leases(
         assert rest.result()[-1][1] == "done"
 
 
-def test_calls_into_a_black_hole_are_answered_in_bounded_time_however_many_they_are(
+def test_calls_into_a_black_hole_are_answered_after_one_time_out_however_many_they_are(
     start_gateway: StartGateway, proxy: RedisProxy
 ) -> None:
-    gateway = start_gateway(redis_url=proxy.url, redis_timeout_seconds=0.5)
+    gateway = start_gateway(redis_url=proxy.url, redis_timeout_seconds=3.0)
     limits = httpx2.Limits(max_connections=200)
     with gateway.http(limits=limits) as http, ThreadPoolExecutor(150) as threads:
         compiled(http, graph())
@@ -125,7 +125,7 @@ def test_calls_into_a_black_hole_are_answered_in_bounded_time_however_many_they_
         }
         assert all("Retry-After" in answer.headers for answer in answers)
         print(f"150 calls answered within {took:.2f} s")
-        assert took < 20
+        assert took < 9
         proxy.let_go()
         healed = time.monotonic()
         wait_until(lambda: post(http, graph()).status_code == 200, seconds=BACK_SECONDS + SLACK_SECONDS)
