@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 import structlog
 from msgspec import MsgspecError, Struct
@@ -14,8 +12,6 @@ from ..storage.redis.keys import Keys
 from .single_flight import CompileNeeds
 
 log = structlog.get_logger(__name__)
-
-_REMEMBERED = 4096
 
 
 class PendingCompile(Struct, frozen=True):
@@ -33,8 +29,8 @@ class PendingCompiles:
         self._redis = redis
         self._keys = keys
         self._most = most
-        self._known: OrderedDict[str, PendingCompile] = OrderedDict()
-        """By the lease's name. A cache key has always the same needs."""
+        self._known: dict[str, PendingCompile] = {}
+        """Those of the last look, by the lease's name. A cache key has always the same needs."""
 
     async def due(self) -> list[PendingCompile]:
         """Those that have waited longest come first. Raises RedisError."""
@@ -52,10 +48,10 @@ class PendingCompiles:
         scores = {name.decode(): score for name, score in found}
         leases = list(scores)
         await self._read([lease for lease in leases if lease not in self._known])
+        self._known = {lease: self._known[lease] for lease in leases if lease in self._known}
         return [
-            msgspec.structs.replace(self._known[lease], waited=(now - scores[lease]) / 1000)
-            for lease in leases
-            if lease in self._known
+            msgspec.structs.replace(compile, waited=(now - scores[lease]) / 1000)
+            for lease, compile in self._known.items()
         ]
 
     async def _read(self, leases: list[str]) -> None:
@@ -77,5 +73,3 @@ class PendingCompiles:
                 continue
             assert found is not None
             self._known[lease] = PendingCompile(*found, needs)
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)

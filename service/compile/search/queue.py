@@ -88,7 +88,7 @@ class SearchQueue:
         self._batch: dict[str, SearchTask] = {}
         """Both: what is queued, in order, by the task's id."""
         self._turns: dict[str, int] = {}
-        """In which order compiles first wanted something, by their keys."""
+        """In which order compiles first wanted what is searched now, by their keys."""
         self._alive_at: dict[tuple[bytes, DeviceEnvironment], float] = {}
         """When a session for a target in a place last sent a message."""
         self._expected: dict[bytes, _Expected] = {}
@@ -143,12 +143,11 @@ class SearchQueue:
         target = SearchTarget(request.toolchain, request.target, place.threads)
         fits = place.threads <= MOST_THREADS and is_measurable(place, request.toolchain, request.target)
         still_open, given_up = 0, []
-        turn = self._turns.setdefault(request.key, next(self._numbers))
         waiting = len(self._urgent)
         for problem in dict.fromkeys(problems):
             if problem in entries:
                 continue
-            search = self._wanted(place, problem, target, turn) if fits else None
+            search = self._wanted(place, problem, target, request.key) if fits else None
             found = search.found() if search is not None else None
             if found is not None:
                 entries[problem] = found.entry
@@ -167,13 +166,14 @@ class SearchQueue:
         return None if search is None else search.found()
 
     def _wanted(
-        self, place: DeviceEnvironment, problem: Problem, target: SearchTarget, turn: int
+        self, place: DeviceEnvironment, problem: Problem, target: SearchTarget, key: str
     ) -> SearchTask | None:
         """The search of a problem that a compile has asked for just now; None: there are too many."""
         search = self._wants.get((place, problem))
         if search is None:
             if len(self._wants) >= MOST_WANTED:
                 return None
+            turn = self._turns.setdefault(key, next(self._numbers))
             task = TuningTask(id=f"compile-{next(self._numbers)}", problem=problem)
             search = self._wants[place, problem] = SearchTask(task, target, place=place, turn=turn)
             log.debug("search_wanted", task=task.id, problem=problem.text()[:300])
@@ -346,10 +346,9 @@ class SearchQueue:
                     self.fail(
                         search, f"no search session has sent anything for {STALL_SECONDS:g} s", "stalled"
                     )
-        if not self._wants:
-            self._turns.clear()
-            if not self._open:
-                self._alive_at.clear()
+        turns = {search.order[0] for search in self._wants.values()}
+        self._turns = {key: turn for key, turn in self._turns.items() if turn in turns}
+        self._alive_at = {name: at for name, at in self._alive_at.items() if now - at <= STALL_SECONDS}
 
     def no_worker(self, target_name: bytes, why: str) -> None:
         """No worker can search for a target: its compiles go on without, and tuning jobs wait for one."""

@@ -12,6 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -40,6 +41,9 @@ _MOST_PRESTARTED = 8
 """Sessions that are started before there is work for them."""
 _MOST_CONSIDERED = 64
 """Tasks of one kind in one schedule: more devices are not free at once."""
+
+_MOST_WORKERS = 4096
+"""So many are remembered; clusters that grow and shrink name each new one anew."""
 
 
 class _Backoff(Struct):
@@ -116,6 +120,7 @@ class SearchScheduler:
         self._backoffs.pop(session.worker, None)
         if session.place is not None:
             self._places[session.worker, session.target_name] = session.place
+            _forget_oldest(self._places)
 
     def ended(self, session: SearchSession, why: str) -> None:
         """why: what it failed of, or ''."""
@@ -135,6 +140,7 @@ class SearchScheduler:
         if worker in self._backoffs:
             seconds = min(2 * self._backoffs[worker].seconds, longest)
         self._backoffs[worker] = _Backoff(time.monotonic() + seconds, seconds)
+        _forget_oldest(self._backoffs)
 
     def next_for(self, session: SearchSession) -> SearchTask | None:
         """What it may take now: a compile's task, or a tuning job's where compiles leave room."""
@@ -349,3 +355,8 @@ class SearchScheduler:
             if idle or better or (fair and demand.urgent == serves_compiles):
                 rival.draining = True
                 return
+
+
+def _forget_oldest(of_workers: dict[Any, Any]) -> None:
+    if len(of_workers) > _MOST_WORKERS:
+        del of_workers[next(iter(of_workers))]

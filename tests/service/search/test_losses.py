@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from search_parts import AIM, ASK, Site, of, run, task, winners
 from service_parts import RedisServer
@@ -190,6 +191,48 @@ def test_what_no_compile_asks_for_any_more_is_forgotten(
         here.pool.release.set()
         await here.until(lambda: here.queue._wants == {})
         assert [shape for _, shape in here.pool.began] == [of(1).shape()]
+
+    run(redis_server, scenario)
+
+
+def test_compiles_that_have_ended_are_forgotten_though_another_still_waits(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "FORGET_SECONDS", 0.05)
+
+    async def scenario(here: Site) -> None:
+        here.pool.up.pop("b")
+        await here.queue.want(PLACE, [of(1, hold="yes")], ASK)
+        await here.until(lambda: here.pool.began != [])
+        await here.tunings.store([entry(2)])
+        for number in range(10):  # what they want is known, or searched by nobody yet
+            ended = msgspec.structs.replace(ASK, key=f"ended {number}")
+            await here.queue.want(PLACE, [entry(2).problem, of(3 + number)], ended)
+        await here.until(lambda: len(here.queue._wants) == 1)
+        assert here.queue._turns.keys() == {ASK.key}
+        here.pool.release.set()
+
+    run(redis_server, scenario)
+
+
+def test_workers_that_are_gone_are_forgotten(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_MOST_WORKERS", 2)
+    monkeypatch.setattr(scheduler, "_BACKOFF_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(session, "IDLE_SECONDS", 0.05)
+
+    async def scenario(here: Site) -> None:
+        for number in range(4):
+            here.pool.broken = {f"broken {number}"}
+            here.pool.up = {f"broken {number}": PLACE}
+            begun = here.queue.submit(task(number + 1), AIM)
+            await here.until(lambda number=number: f"broken {number}" in here.scheduler._backoffs)
+            here.pool.up = {f"worker {number}": PLACE}
+            await begun.outcome()
+            await here.until(lambda: not here.scheduler._sessions)
+        assert len(here.scheduler._places) <= 2
+        assert len(here.scheduler._backoffs) <= 2
 
     run(redis_server, scenario)
 
