@@ -21,12 +21,15 @@ _DEVICE_PATTERNS = (
 
 
 def move_to_device(graph: Any, index: int) -> None:
-    """Rewrite a CompiledFxGraph compiled for GPU 0 so that it runs on GPU `index`.
+    """Rewrite a CompiledFxGraph compiled for GPU 0 so that it runs on GPU `index`. Raises ValueError where its code
+    names GPU 0 in a way that is not known here.
 
     The Triton kernels' own sources are part of the text: their cached binaries are found by the new text's key.
     """
     before = graph.source_code
     graph.source_code = _for_device(before, index)
+    if index and (left := next(_gpu_0(graph.source_code), None)) is not None:
+        raise ValueError(f"generated code names GPU 0: {left[:200]}")
     graph.device_idxs = type(graph.device_idxs)(index if i == 0 else i for i in graph.device_idxs)
     graph.cache_key = f"{graph.cache_key}_{index}"
     bundle = graph._triton_bundle
@@ -56,6 +59,15 @@ def _for_device(source: str, index: int) -> str:
     for pattern, replacement in _DEVICE_PATTERNS:
         source = pattern.sub(replacement.format(index), source)
     return source
+
+
+def _gpu_0(generated: str) -> Iterator[str]:
+    """Calls for a device or a stream in generated Python that still seem to name GPU 0."""
+    for node in ast.walk(ast.parse(generated)):
+        if isinstance(node, ast.Call) and re.search("(?i)device|stream", ast.unparse(node.func)):
+            named = [each.value for each in node.keywords if each.arg in ("device", "index", "device_index")]
+            if any(ast.unparse(each) in ("0", "'cuda:0'") for each in (*node.args, *named)):
+                yield ast.unparse(node)
 
 
 def _kernel_sources(generated: str) -> Iterator[str]:
