@@ -6,8 +6,10 @@ Exit status: 0 stopped when told to, 1 it could not run, 2 wrong use.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..compiler.errors import RelayError, SettingsError
+from ..compiler.process import own_files
 
 if TYPE_CHECKING:
     from .base.settings import ServiceSettings
@@ -244,9 +247,11 @@ def _up(arguments: argparse.Namespace) -> None:
 def _gateway(arguments: argparse.Namespace) -> None:
     settings = _settings(arguments)
     _need(settings, "gateway", redis_url="a Redis: give --redis")
-    with tempfile.TemporaryDirectory(prefix="torchrelay-metrics-") as folder:
+    with contextlib.ExitStack() as at_end:
         if arguments.workers > 1:  # prometheus_client reads it when it is imported
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+            folder, _ = own_files.new_folder(Path(tempfile.gettempdir()), "torchrelay-metrics-")
+            at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
         from .local import gateway
 
         gateway.serve(settings, credentials=_credentials(arguments), processes=arguments.workers)

@@ -190,30 +190,26 @@ def test_what_no_client_waits_for_is_not_compiled(start_gateway: StartGateway) -
     assert pool.calls == []
 
 
+def _gateway_processes(settings: dict[str, Any], folder: Path, port: int, count: int) -> psutil.Popen:
+    """`torchrelay gateway --workers`; its temporary files, credentials and log are in `folder`."""
+    given = {f"TORCHRELAY_SERVICE_{name.upper()}": str(value) for name, value in settings.items()}
+    with (folder / "log").open("ab") as log:
+        return psutil.Popen(
+            [
+                *(sys.executable, "-m", "torchrelay.service", "gateway", "--workers", str(count)),
+                *("--port", str(port), "--credentials", str(folder / "credentials.json")),
+            ],
+            env={**os.environ, **given, "TMPDIR": str(folder)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
 def test_one_port_is_answered_by_several_processes_and_a_killed_one_is_replaced(
     settings: dict[str, Any], start_role: StartRole, tmp_path: Path
 ) -> None:
     port = free_port()
-    given = {f"TORCHRELAY_SERVICE_{name.upper()}": str(value) for name, value in settings.items()}
-    with (tmp_path / "log").open("wb") as log:
-        service = psutil.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "torchrelay.service",
-                    "gateway",
-                    "--workers",
-                    "3",
-                    "--port",
-                    str(port),
-                ),
-                *("--credentials", str(tmp_path / "credentials.json")),
-            ],
-            env={**os.environ, **given},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    service = _gateway_processes(settings, tmp_path, port, 3)
     try:
         url = f"http://127.0.0.1:{port}"
 
@@ -247,6 +243,26 @@ def test_one_port_is_answered_by_several_processes_and_a_killed_one_is_replaced(
     finally:
         service.send_signal(signal.SIGTERM)
         assert service.wait(30) == 0
+
+
+def test_the_metrics_of_a_killed_gateway_are_removed_by_the_next(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def held() -> list[Path]:
+        return list(tmp_path.glob("torchrelay-metrics-*"))
+
+    for last in (False, True):
+        port = free_port()
+        service = _gateway_processes(settings, tmp_path, port, 2)
+        with client_of(f"http://127.0.0.1:{port}", TOKEN) as http:
+            wait_until(lambda http=http: _answers(http), seconds=60)
+        assert len(held()) == 1
+        started = service.children(recursive=True)
+        for each in [service] if last else [*started, service]:
+            each.send_signal(signal.SIGTERM if last else signal.SIGKILL)
+        service.wait(30)
+        psutil.wait_procs(started, timeout=30)
+    assert held() == []
 
 
 def _answers(http: httpx2.Client) -> bool:
