@@ -49,6 +49,11 @@ class FollowedCompile:
     def after(self, event_id: str) -> list[CompileEvent]:
         return [event for event in self.events if stream_order(event.id) > stream_order(event_id)]
 
+    @property
+    def queued(self) -> bool:
+        """Whether nobody has taken it yet."""
+        return all(event.progress.stage == "queued" for event in self.events)
+
     def add(self, events: list[CompileEvent], ending: Literal["", "finished", "cached", "lost"] = "") -> None:
         self.events += events
         self.ending = "finished" if events and events[-1].last else ending
@@ -136,6 +141,7 @@ class Followers:
         last_answer = last_leased = time.monotonic()  # when Redis answered, and the compile was known to run
         unknown_since = math.inf  # since when each answer has been that Redis knows nothing of the compile
         last_announced = 0.0  # when a waiter was last announced
+        refused = False  # whether Redis took no writes then: nobody can take what is queued
         try:
             async with self._notifications.woken(key) as wake:
                 # a cancellation can get lost (base/async_tasks.py), so the condition is read each time
@@ -156,15 +162,16 @@ class Followers:
                             snapshot.events
                             or snapshot.cached
                             or snapshot.leased
-                            or snapshot.pending
+                            or (snapshot.pending and not (refused and watch.queued))
                             or await self._queued_again(key, unknown_since)
                         ):
                             unknown_since = math.inf
                         else:
                             unknown_since = min(unknown_since, last_answer)
                         if time.monotonic() - last_announced > self._presence_seconds / 3:
+                            refused = True
                             await self._events.announce_waiter(key, waiter, self._presence_seconds)
-                            last_announced = time.monotonic()
+                            last_announced, refused = time.monotonic(), False
                     now = time.monotonic()
                     if last_answer < asked:
                         unknown_since = math.inf

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, RedisServer, client_of, compiled, graph, post, wait_until
+from service_parts import (
+    TOKEN,
+    ArtifactPool,
+    RedisServer,
+    busy_pool,
+    client_of,
+    compiled,
+    follow,
+    graph,
+    post,
+    wait_until,
+)
 
 
 class _Refusal:
@@ -121,3 +133,22 @@ def test_what_was_compiled_meanwhile_is_published_when_redis_takes_writes_again(
         refusal.end(savable)
         compiled(http, graph(1))
         assert pool.calls == [key]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.code)
+def test_who_waits_for_what_nobody_can_take_is_told_so(
+    refusal: _Refusal, savable: RedisServer, start_gateway: StartGateway
+) -> None:
+    pool = busy_pool()
+    gateway = start_gateway(pool, redis_url=savable.url)
+    with gateway.http() as http, ThreadPoolExecutor(1) as threads:
+        key = post(http, graph(1)).json()["key"]
+        refusal.begin(savable)
+        stream = threads.submit(list, follow(http, key))
+        try:
+            _, stage, data = stream.result(30)[-1]
+            assert (stage, data["error"]["code"]) == ("failed", "unavailable")
+        finally:
+            refusal.end(savable)
+            pool.idle = 1
+        assert compiled(http, graph(1))
