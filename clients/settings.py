@@ -62,6 +62,7 @@ _OF_OTHERS = frozenset(
         ),
         *(
             "REDIS_BACKUP_PASSWORD",
+            "GATEWAY_MEMORY",
             "REDIS_MAXMEMORY",
             "REDIS_PASSWORD",
             "SIGNER_ADMIN_TOKEN",
