@@ -54,6 +54,7 @@ _OF_OTHERS = frozenset(
             "BIND",
             "CPU_SLOTS",
             "EDGE_BIND",
+            "GATEWAY_MEMORY",
             "GATEWAY_PROCESSES",
             "ISOLATION",
             "OWNER_TOKEN",
@@ -62,7 +63,6 @@ _OF_OTHERS = frozenset(
         ),
         *(
             "REDIS_BACKUP_PASSWORD",
-            "GATEWAY_MEMORY",
             "REDIS_MAXMEMORY",
             "REDIS_PASSWORD",
             "SIGNER_ADMIN_TOKEN",
