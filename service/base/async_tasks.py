@@ -88,7 +88,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
     """Cancels `tasks` until each of them is over, and raises nothing of theirs. If the caller is cancelled, it still
     waits for that.
 
-    Once is not enough: up to Python 3.11, asyncio.wait_for (which redis-py uses to send) loses a cancellation that
+    Once is not enough: up to Python 3.11, asyncio.wait_for (which libraries use) loses a cancellation that
     comes at the moment when what it waits for is done.
     """
     left = {task for task in tasks if not task.done()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from datetime import timedelta
 from typing import Any, Literal, Protocol, cast, overload
@@ -105,9 +106,16 @@ class CountedRetry(Retry):
         return CountedRetry(self._on_error)
 
     async def call_with_retry(self, do: Callable[[], Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+
         async def attempt() -> Any:
             with resets_are_outages():
-                return await do()
+                answer = await do()
+            if task.cancelling() > before:  # up to Python 3.11, asyncio.wait_for inside may have lost it
+                raise asyncio.CancelledError
+            return answer
 
         try:
             return await super().call_with_retry(attempt, *arguments, **options)

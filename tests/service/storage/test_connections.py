@@ -203,3 +203,27 @@ def test_a_connection_that_was_reset_before_a_command_is_an_outage_under_uvloop(
 
     uvloop.run(main())
     assert errors == []
+
+
+def test_a_cancellation_that_comes_during_a_call_ends_the_task_whatever_moment_it_comes_at(
+    settings: dict[str, Any],
+) -> None:
+    async def scenario() -> None:
+        redis = connect(ServiceSettings(**settings))
+        await redis.ping()
+
+        async def call() -> None:
+            await redis.ping()
+            await asyncio.Event().wait()
+
+        for moment in range(40):  # in turns of the event loop
+            task = asyncio.create_task(call())
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            task.cancel()
+            _, left = await asyncio.wait({task}, timeout=5)
+            assert not left, f"the cancellation after {moment} turns was lost"
+        assert await redis.ping()
+        await redis.aclose()
+
+    asyncio.run(scenario())
