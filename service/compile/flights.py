@@ -339,9 +339,7 @@ class Flights:
             if flight.working is not None:
                 flight.worked = time.monotonic() - flight.working
             await steps.put(None)
-            await asyncio.wait({reporter})  # an error of it does not take the artifact's place
-            if not reporter.cancelled() and (broke := reporter.exception()) is not None:
-                log.error("progress_not_reported", key=request.key, exc_info=broke)
+            await asyncio.wait({reporter})
 
     async def _compile_on_worker(
         self, request: CompileRequest, until: float, on_progress: Callable[[compiles.Stage, str], None]
@@ -375,9 +373,12 @@ class Flights:
             await self._report_progress(flight, *step)
 
     async def _report_progress(self, flight: Flight, stage: compiles.Stage, detail: str) -> None:
-        """Progress is for people: if Redis does not take an event, that is logged and the compile goes on."""
-        with redis_errors_logged("progress_lost", key=flight.lease.key, stage=stage):
-            await self._leases.progress(flight.lease, stage, detail)
+        """Progress is for people: whatever prevents it is logged, and the compile goes on."""
+        try:
+            with redis_errors_logged("progress_lost", key=flight.lease.key, stage=stage):
+                await self._leases.progress(flight.lease, stage, detail)
+        except Exception:
+            log.exception("progress_not_reported", key=flight.lease.key)
 
     async def _sign(self, flight: Flight, key: str, data: bytes) -> bytes:
         """Signed, however long the signer is away, up to `publish_retry_seconds`; the lease is renewed meanwhile."""

@@ -298,6 +298,19 @@ def test_what_never_reached_a_worker_is_not_remembered(start_gateway: StartGatew
         compiled(http, graph())
 
 
+def test_an_error_in_telling_progress_does_not_take_the_artifacts_place(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def break_down(*_: Any) -> bool:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Leases, "progress", break_down)
+    pool = ArtifactPool(seconds=0.2)
+    pool.talks = 200  # more than are kept for Redis
+    with start_gateway(pool).http() as http:
+        assert compiled(http, graph())
+
+
 def test_both_attempts_share_one_deadline(start_gateway: StartGateway) -> None:
     class Slow(ArtifactPool):
         left: ClassVar[list[float]] = []

@@ -251,6 +251,33 @@ def test_a_takeover_whose_answer_was_lost_has_the_body_the_second_time(
     asyncio.run(scenario())
 
 
+def test_a_compile_whose_dispatchers_die_again_and_again_is_given_up(
+    settings: dict[str, Any], start_gateway: StartGateway
+) -> None:
+    pool = busy_pool()
+    gateway = start_gateway(pool)
+
+    async def take_and_die(key: str) -> None:
+        short = ServiceSettings(**{**settings, "lease_seconds": 0.1})
+        redis = connect(short)
+        for _ in range(3):
+            leases = Leases(Keys(short.redis_prefix), Scripts(redis), short)
+            assert await leases.take(key, NEEDS)
+            await asyncio.sleep(0.2)
+        await redis.aclose()
+
+    with gateway.http() as http:
+        key = post(http, graph()).json()["key"]
+        asyncio.run(take_and_die(key))
+        pool.idle = 1
+        pool.changed()
+        *_, (_, stage, data) = follow(http, key)
+        assert (stage, data["error"]["code"]) == ("failed", "compile_killed")
+        assert "3 dispatchers" in data["error"]["message"]
+        assert post(http, graph()).status_code == 500  # remembered
+        assert pool.calls == []
+
+
 def test_a_body_goes_to_redis_once(start_gateway: StartGateway, redis_server: RedisServer) -> None:
     body = with_constant(graph(), bytes_=1 << 20)
     gateway = start_gateway(ArtifactPool(seconds=3), lease_seconds=1.0)

@@ -385,6 +385,26 @@ def test_a_finished_compile_waits_for_a_signer_that_is_away_for_longer(
     assert len(gateway.pool.calls) == 2
 
 
+def test_a_silent_signer_holds_no_thread_that_others_need(
+    signer: SignerProcess, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(signer_url=signer.url, signer_admin_token=ADMIN_TOKEN)
+    assert signer.process is not None
+    with gateway.http() as http:
+        compiled(http, graph(1))
+        (known,) = gateway.pool.calls
+        signer.process.send_signal(signal.SIGSTOP)
+        try:
+            for size in range(2, 50):  # more than any executor has threads
+                assert post(http, graph(size)).status_code == 202
+            wait_until(lambda: len(gateway.pool.calls) == 49, seconds=30)
+            assert http.get(f"/v1/cache/{known}").status_code == 200  # read in a thread
+            large = graph(50, nodes=2000)  # checked in one
+            assert post(http, large).status_code == 202
+        finally:
+            signer.process.send_signal(signal.SIGCONT)
+
+
 def test_a_gateway_starts_without_its_signer_from_the_keys_that_it_knew_last(
     signer: SignerProcess, start_gateway: StartGateway
 ) -> None:
