@@ -39,6 +39,7 @@ _PROGRAMS = {
     "ray/": "Ray's agents",
     "ray::": "Ray's agents",
     "redis-server": "redis",
+    "valkey-server": "redis",
     "torchrelay": "service",
 }
 """By a part of the command line; the first that fits."""

@@ -21,6 +21,7 @@ import psutil
 import pytest
 import redis
 from certificates import Authority
+from torchrelay.service.local.redis_server import find_server
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -172,7 +173,7 @@ def test_a_restart_keeps_token_key_and_cache_and_two_run_side_by_side(tmp_path):
         other.wait_ready()
         assert again.credentials["token"] == before["token"]
         assert redis_of(again).get("probe") == b"kept"
-        next(p for p in again.family.values() if "redis-server" in p.name()).kill()
+        next(p for p in again.family.values() if p.name() == Path(find_server()).name).kill()
         time.sleep(0.2)
         wait_until_answered(again, "/readyz")
         assert redis_of(again).get("probe") == b"kept"

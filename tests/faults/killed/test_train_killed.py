@@ -17,6 +17,7 @@ from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRequest, TrainSpec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.examples.harness.private_service import PrivateService
+from torchrelay.service.local.redis_server import find_server
 
 SCRIPT = """
 import os, sys, time
@@ -84,7 +85,7 @@ def _stopped_gateway(family: Family, rank: int) -> psutil.Process:
 
 
 def _redis(family: Family, rank: int) -> psutil.Process:
-    (server,) = family.named("redis-server")
+    (server,) = family.named(Path(find_server()).name)
     return server
 
 

@@ -16,6 +16,7 @@ from torchrelay.compiler.api.tuning.jobs import OperatorTuneItem, TuneReply, Tun
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.tuning.records import parse_problem
 from torchrelay.examples.harness.private_service import PrivateService
+from torchrelay.service.local.redis_server import find_server
 
 SIZES = range(24, 72, 8)
 
@@ -35,7 +36,7 @@ def _worker(family: Family) -> psutil.Process:
 
 
 def _redis(family: Family) -> psutil.Process:
-    (server,) = family.named("redis-server")
+    (server,) = family.named(Path(find_server()).name)
     return server
 
 
