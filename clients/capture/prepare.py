@@ -120,9 +120,10 @@ def _guard_memory(gm: torch.fx.GraphModule, prepared: PreparedGraph) -> None:
             sharing.setdefault(spec.storage, []).append(pair)
     for inputs in sharing.values():
         names = [node.name for node, _ in inputs]
-        found, _ = aliasing.overlapping([tensor for _, tensor in inputs])
-        if any(names[position] in shards for position in found):
-            raise Unsupported(f"a DTensor shares memory with another input ({', '.join(names)})")
+        if not shards.isdisjoint(names):
+            found, _ = aliasing.overlapping([tensor for _, tensor in inputs])
+            if any(names[position] in shards for position in found):
+                raise Unsupported(f"a DTensor shares memory with another input ({', '.join(names)})")
         plain = [pair for pair, name in zip(inputs, names, strict=True) if name not in shards]
         if len(plain) > 1:
             aliasing.guard_overlap(plain)
