@@ -91,14 +91,14 @@ class Shares:
         self._name = name
         self._total = total
         self._most = total if most is None else most
-        self._owned = Counter[str]()
+        self._owned: dict[str, int] = {}
         self.held = 0
 
     def take(self, amount: int, owners: tuple[str, ...]) -> None:
         """owners: a namespace and a token of it, say; neither may have more than its share. Raises Overloaded."""
         free = self._total - self.held
         for owner in owners:
-            owned = self._owned[owner] + amount
+            owned = self._owned.get(owner, 0) + amount
             if owned > free or (owner == owners[-1] and owned > self._most):
                 whose = f"{owner} holds its share" if amount <= free else "they are all held"
                 raise Overloaded(
@@ -108,14 +108,14 @@ class Shares:
                 )
         self.held += amount
         for owner in owners:
-            self._owned[owner] += amount
+            self._owned[owner] = self._owned.get(owner, 0) + amount
 
     def give(self, amount: int, owners: tuple[str, ...]) -> None:
         self.held -= amount
         for owner in owners:
-            self._owned[owner] -= amount
-            if self._owned[owner] <= 0:
-                del self._owned[owner]
+            left = self._owned.pop(owner) - amount
+            if left:
+                self._owned[owner] = left
 
     @contextmanager
     def taken(self, amount: int, owners: tuple[str, ...]) -> Iterator[None]:

@@ -158,7 +158,8 @@ async def _receive(
                 size += len(part)
                 if size > limit:
                     break
-                await take(part)
+                if part:
+                    await take(part)
     except Overloaded:
         await _drain(request, limit)
         raise
