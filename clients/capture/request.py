@@ -58,7 +58,7 @@ def capture(
     groups: Mapping[str, str] | None = None,
     shards: Collection[str] = (),
 ) -> CapturedGraph:
-    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (spread.py); shards:
+    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (dtensor_edges.py); shards:
     placeholders of their local tensors. Raises Unsupported, BadOption, LimitExceeded or TuningLockError; changes
     nothing."""
     values = _placeholder_values(gm, example_inputs)

@@ -22,7 +22,7 @@ from .operator_candidates import DESCRIBED_BY_OPERANDS, OperatorCandidates, cand
 
 
 class CandidatePolicy(Protocol):
-    """What `choosing` asks before it renders templates, which takes 5 to 20 ms each."""
+    """What `choosing_algorithms` asks before it renders templates, which takes 5 to 20 ms each."""
 
     def expected_candidate(self, problem: records.Problem, device: str) -> str | None:
         """The candidate that will be taken, by its text; ATEN: PyTorch's own kernel; None: not known, render all."""

@@ -28,8 +28,9 @@ def compile_graph(
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
     on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
-    each half as it was then, by the id of its compiled form (see `replaying`). ahead: lower the backward in a copy of
-    this process while this one lowers the forward. Raises Scouted in place of an answer if `scout` says so.
+    each half as it was then, by the id of its compiled form (see `intercepting_calls`). ahead: lower the backward in a
+    copy of this process while this one lowers the forward. Raises DryRunFinished in place of an answer if `scout` is in
+    its dry run.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 

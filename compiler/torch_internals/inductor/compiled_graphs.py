@@ -14,7 +14,8 @@ GENERATED_CODE = "torchrelay_generated"
 
 
 def generated_code(gm: torch.fx.GraphModule) -> str:
-    """What Inductor generated for a graph that `inductor_compile` kept (CompiledFxGraph.source_code)."""
+    """What Inductor generated for a graph that `compile_graph` kept
+    (CompiledFxGraph.source_code)."""
     code: str = gm.meta.get(GENERATED_CODE, "")
     return code
 
