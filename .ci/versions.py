@@ -12,6 +12,7 @@ was installed and passed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TABLES = ROOT / "compiler" / "request" / "operator_table" / "data"
+TABLE = ROOT / "compiler" / "request" / "operator_table" / "operators.json"
 TWO_TOOLCHAINS = (
     "tests/e2e/own_service/test_toolchains.py",
     "tests/e2e/apart/test_two_clusters.py::test_each_of_two_clusters_compiles_for_its_own_toolchain_alone",
@@ -43,7 +44,7 @@ class Row(NamedTuple):
 
 def supported() -> list[str]:
     """The PyTorch versions that have an operator table, newest first."""
-    versions = [path.stem.removeprefix("ops-") for path in TABLES.glob("ops-*.json")]
+    versions = {version for section in json.loads(TABLE.read_text()) for version in section.split()}
     return sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
 
 

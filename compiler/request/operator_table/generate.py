@@ -1,8 +1,9 @@
-"""Stage 2, offline: PyTorch's own lists of operators in, the closed table data/ops-X.Y.json out.
+"""Stage 2, offline: PyTorch's own lists of operators in, the closed table operators.json out.
 
-    python -m torchrelay.compiler.request.operator_table.generate OUT
+    python -m torchrelay.compiler.request.operator_table.generate compiler/request/operator_table/operators.json
 
-makes the table for the installed torch by rules.py; a reviewer reads the diff of the data file.
+makes the installed torch's table by rules.py and puts it into the file, which keeps those of the other versions; a
+reviewer reads the diff.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from . import left_out, rules
-from .table import ConfigOption, OperatorTable, portable
+from .table import VERSIONS, ConfigOption, OperatorTable, of_version, portable
 
 # --- the rules ---------------------------------------------------------------------------------------------
 
@@ -202,46 +204,64 @@ def generate() -> OperatorTable:
     )
 
 
-def encode(table: OperatorTable) -> str:
-    """JSON with one sorted name a line, so that a review sees what changed."""
+def encode(tables: Iterable[OperatorTable]) -> str:
+    """JSON with one sorted entry a line, below the versions that have it, so that a review sees what changed."""
+    versions: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for table in sorted(tables, key=lambda table: VERSIONS.index(table.torch)):
+        for path, text in _entries(table):
+            versions.setdefault((path, text), []).append(table.torch)
+    sections: _Node = {}
+    for (path, text), having in sorted(versions.items()):
+        entries = sections
+        for key in (" ".join(having), *path[:-1]):
+            entries = entries.setdefault(key, {})
+        entries[path[-1]] = text
+    return _lines(dict(sorted(sections.items(), key=lambda section: -len(section[0])))) + "\n"
 
-    def options(entries: Any) -> dict[str, Any]:
-        return {
-            name: {
-                key: value
-                for key, value in (
-                    ("type", entry.type),
-                    ("optional", entry.optional),
-                    ("values", entry.values),
-                    ("default", entry.default),
-                )
-                if value or (key == "default" and value is not None)
-            }
-            for name, entry in sorted(entries.items())
-        }
 
-    def lines(entries: dict[str, Any]) -> str:
-        return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items()) + "\n }"
+_Node = dict[str, Any]
+"""Names, and for each a node, a value's JSON, or nothing."""
 
-    parts = [f' "torch": {json.dumps(table.torch)}']
+
+def _entries(table: OperatorTable) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The path to each name in the file, and the JSON of its value, if it has one."""
     for field in ("functions", "hops", "methods"):
-        parts.append(
-            f' "{field}": ' + json.dumps(sorted(getattr(table, field)), indent=2).replace("\n]", "\n ]")
-        )
-    parts += [f' "{field}": {lines(options(getattr(table, field)))}' for field in ("options", "aot_options")]
-    parts.append(f' "fixed": {json.dumps(table.fixed, indent=2, sort_keys=True)}')
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+        yield from (((field, name), "") for name in getattr(table, field))
+    for field in ("options", "aot_options"):
+        for name, option in getattr(table, field).items():
+            yield (field, name), json.dumps(msgspec.to_builtins(option))
+    for module, values in table.fixed.items():
+        for name, value in values.items():
+            yield ("fixed", module, name), json.dumps(value, sort_keys=True)
+
+
+def _lines(node: _Node | str, depth: int = 1) -> str:
+    if isinstance(node, str):
+        return node
+    left, right = "{}" if any(node.values()) else "[]"
+    lines = [
+        " " * depth + json.dumps(name) + (f": {_lines(value, depth + 1)}" if value else "")
+        for name, value in node.items()
+    ]
+    return f"{left}\n" + ",\n".join(lines) + f"\n{' ' * (depth - 1)}{right}"
 
 
 def main(arguments: list[str], write: Callable[[str], object] = sys.stdout.write) -> int:
     if len(arguments) != 1:
-        write("usage: python -m torchrelay.compiler.request.operator_table.generate OUT\n")
+        write("usage: python -m torchrelay.compiler.request.operator_table.generate FILE\n")
         return 2
     changing = sorted(name for name in os.environ if re.match(r"(PY)?TORCH|INDUCTOR|TRITON", name))
     if changing:
         write(f"unset {' '.join(changing)} first: defaults in the table must be PyTorch's own\n")
         return 2
-    Path(arguments[0]).write_text(encode(generate()))
+    made = generate()
+    if made.torch not in VERSIONS:
+        write(f"add {made.torch} to VERSIONS in table.py first\n")
+        return 2
+    file = Path(arguments[0])
+    data = file.read_bytes()
+    others = [of_version(data, version) for version in VERSIONS if version != made.torch]
+    file.write_text(encode([made, *others]))
     return 0
 
 

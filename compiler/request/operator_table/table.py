@@ -1,15 +1,15 @@
 """Stage 2: the closed table of names that a request may use, for a version of torch.
 
-generate.py makes the data from PyTorch's own lists; people review them, and they are shipped in data/. Nothing outside
-the table is ever resolved, so a request cannot reach a file, a process, a library or global state.
+generate.py makes operators.json from PyTorch's own lists; people review it, and it is shipped. Nothing outside the
+table is ever resolved, so a request cannot reach a file, a process, a library or global state.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import math
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from ...errors import Unsupported
 TypeTag = Literal["bool", "int", "float", "str"]
 
 
-class ConfigOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A configuration entry a request may set: its value's type, and whether None is one too."""
 
     type: TypeTag
@@ -58,7 +58,7 @@ class OperatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """torch._inductor.config entries."""
     aot_options: dict[str, ConfigOption]
     """torch._functorch.config entries."""
-    fixed: dict[str, dict[str, Any]] = {}
+    fixed: dict[str, dict[str, Any]]
     """Module -> entry -> PyTorch's own value, for entries that may reach code and that no request carries."""
 
 
@@ -82,8 +82,40 @@ def load(torch_version: str) -> OperatorTable:
 
 @functools.lru_cache(maxsize=len(VERSIONS))
 def _read(version: str) -> OperatorTable:
-    data = importlib.resources.files(__package__).joinpath("data", f"ops-{version}.json").read_bytes()
-    return decoding.from_json(data, type=OperatorTable)
+    return of_version(Path(__file__).with_name("operators.json").read_bytes(), version)
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What some versions have in common, and the others lack."""
+
+    functions: list[str] = []
+    hops: list[str] = []
+    methods: list[str] = []
+    options: dict[str, ConfigOption] = {}
+    aot_options: dict[str, ConfigOption] = {}
+    fixed: dict[str, dict[str, Any]] = {}
+
+
+def of_version(data: bytes, version: str) -> OperatorTable:
+    """A version's table. data: operators.json, which has a section for each set of versions, such as "2.11 2.12"."""
+    sections = [
+        section
+        for versions, section in decoding.from_json(data, type=dict[str, _Section]).items()
+        if version in versions.split()
+    ]
+    fixed: dict[str, dict[str, Any]] = {}
+    for section in sections:
+        for module, entries in section.fixed.items():
+            fixed.setdefault(module, {}).update(entries)
+    return OperatorTable(
+        torch=version,
+        functions=frozenset().union(*(section.functions for section in sections)),
+        hops=frozenset().union(*(section.hops for section in sections)),
+        methods=frozenset().union(*(section.methods for section in sections)),
+        options={name: entry for section in sections for name, entry in section.options.items()},
+        aot_options={name: entry for section in sections for name, entry in section.aot_options.items()},
+        fixed=fixed,
+    )
 
 
 def portable(value: object) -> object:

@@ -51,11 +51,11 @@ def test_every_module_of_the_package_is_inside(wheel: zipfile.ZipFile) -> None:
             assert f"torchrelay/{path.relative_to(ROOT).as_posix()}" in wheel.namelist()
 
 
-def test_operator_tables_scripts_and_typing_marker_are_inside(wheel: zipfile.ZipFile) -> None:
+def test_operator_table_scripts_and_typing_marker_are_inside(wheel: zipfile.ZipFile) -> None:
     data = [
         p
         for kind in (
-            "compiler/request/operator_table/data/*.json",
+            "compiler/request/operator_table/*.json",
             "service/storage/redis/lua/*/*.lua",
             "clients/reports/templates/*",
             "py.typed",

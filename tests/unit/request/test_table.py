@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import re
 import subprocess
@@ -14,24 +13,28 @@ import pytest
 import torch
 from torchrelay.compiler.errors import ForbiddenTarget, Unsupported
 from torchrelay.compiler.graph import targets
-from torchrelay.compiler.request.operator_table import table
+from torchrelay.compiler.request.operator_table import generate, table
+
+SHIPPED = Path(table.__file__).with_name("operators.json")
+INSTALLED = ".".join(torch.__version__.split(".")[:2])
 
 
-def test_the_shipped_table_is_the_generated_one(tmp_path: Path) -> None:
-    version = ".".join(torch.__version__.split(".")[:2])
-    shipped = importlib.resources.files("torchrelay.compiler.request.operator_table").joinpath(
-        "data", f"ops-{version}.json"
+def test_the_file_has_each_entry_once_and_in_order() -> None:
+    tables = [table.load(version) for version in table.VERSIONS]
+    assert generate.encode(reversed(tables)) == SHIPPED.read_text()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["again", "for the first time"])
+def test_the_shipped_table_is_the_generated_one(tmp_path: Path, known: bool) -> None:
+    made = tmp_path / "made.json"
+    made.write_text(
+        generate.encode(table.load(version) for version in table.VERSIONS if known or version != INSTALLED)
     )
     # A process of its own, with nothing said by the environment: the table holds PyTorch's own defaults.
-    command = [
-        sys.executable,
-        "-m",
-        "torchrelay.compiler.request.operator_table.generate",
-        str(tmp_path / "made.json"),
-    ]
+    command = [sys.executable, "-m", "torchrelay.compiler.request.operator_table.generate", str(made)]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     subprocess.run(command, env=kept, cwd=tmp_path, check=True, timeout=300)
-    assert (tmp_path / "made.json").read_text() == shipped.read_text()
+    assert made.read_text() == SHIPPED.read_text()
 
 
 @pytest.mark.parametrize("version", table.VERSIONS)
