@@ -58,9 +58,9 @@ def capture(
     groups: Mapping[str, str] | None = None,
     shards: Collection[str] = (),
 ) -> CapturedGraph:
-    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (dtensor_edges.py); shards:
-    placeholders of their local tensors. Raises Unsupported, BadOption, LimitExceeded or TuningLockError; changes
-    nothing."""
+    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (dtensor_edges.py);
+    shards: placeholders of their local tensors. Raises Unsupported, BadOption, LimitExceeded or TuningLockError;
+    changes nothing."""
     values = _placeholder_values(gm, example_inputs)
     placeholders = gm.graph.find_nodes(op="placeholder")
     given = [
