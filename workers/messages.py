@@ -41,20 +41,18 @@ QuestionId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class _Message(Struct, frozen=True, omit_defaults=True):
-    """Fields that a later release has added are ignored. The first release with roles refuses them: what it does not
-    know is left out as long as it says nothing."""
+    """Fields that a later release has added are ignored."""
 
 
 class WorkerJob(_Message, frozen=True, tag="job"):
     """`request`: a GraphRequest to compile, or a SearchJobSpec. Nobody outside the sandbox decodes it, so the service
     says beside it what must be known there: its `target`; `holds_source`: it runs its caller's source. `seconds`: what
-    is left of its deadline; `namespace`: whose kernels it shares; `trace_id`: by which its log lines are found. A
-    dispatcher of protocol 1 (protocols.WORKERS) says no target, no trace, and nothing of source."""
+    is left of its deadline; `namespace`: whose kernels it shares; `trace_id`: by which its log lines are found."""
 
     key: str
     request: bytes
     seconds: float
-    target: schema.Target | None
+    target: schema.Target
     namespace: str = "default"
     work: Literal["compile", "search"] = "compile"
     holds_source: bool = True
@@ -63,13 +61,6 @@ class WorkerJob(_Message, frozen=True, tag="job"):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         """To a worker node, which may be of the release before: by names, of which it ignores those that are new."""
         return partial(decoding.from_msgpack, type=WorkerJob), (msgspec.msgpack.encode(self),)
-
-    def arguments(self, protocol: int) -> tuple[Any, ...]:
-        """Of the actor's method, on a node that speaks this protocol."""
-        if protocol > 1:
-            return (self,)
-        key = (self.key,) if self.work == "compile" else ()
-        return (self.request, *key, self.seconds, self.namespace)
 
 
 class CancelJob(_Message, frozen=True, tag="cancel"):
@@ -100,7 +91,7 @@ class ForkServerReady(_Message, frozen=True, tag="ready"):
     device: Detail = ""
     processors: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     protocol: Annotated[int, Meta(ge=1, le=999_999)] = 1
-    revision: Name = schema.FIRST_REVISION
+    revision: Name = ""
 
     def check(self, worker: str) -> None:
         """Raises ProtocolMismatch unless this release's dispatcher can use the worker."""

@@ -354,7 +354,7 @@ class WorkerPool:
 
     async def _search(self, slot: Slot, job_id: str, job: WorkerJob, on_query: OnQuery) -> bytes:
         try:
-            stream = slot.actor.search.options(num_returns="streaming").remote(job_id, *slot.arguments(job))
+            stream = slot.actor.search.options(num_returns="streaming").remote(job_id, job)
             return await follow_job(slot, job_id, stream, lambda *_: None, on_query)
         except CompileKilled as error:
             if slot.yielded:
@@ -398,7 +398,7 @@ class WorkerPool:
     ) -> bytes:
         """Run the job on its slot to its end, and free the slot."""
         try:
-            stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, *slot.arguments(job))
+            stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, job)
             return await follow_job(slot, job_id, stream, on_progress, on_query)
         finally:
             slot.jobs_done += 1

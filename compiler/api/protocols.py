@@ -32,8 +32,8 @@ class Protocol(Struct, frozen=True):
 
 CLIENTS = Protocol()
 """Between clients and gateways."""
-WORKERS = Protocol(number=2, oldest=1)
-"""Between dispatchers and worker nodes. 2: a job is one message, which says what must be known outside the sandbox."""
+WORKERS = Protocol()
+"""Between dispatchers and worker nodes."""
 REDIS = Protocol()
 """What gateways and dispatchers store in Redis for each other."""
 

@@ -289,11 +289,9 @@ class Tokens:
 
     async def _named(self, name: str, namespace: str) -> list[str]:
         """Digests of the tokens of this name that expire."""
-        if found := await self._redis.smembers(self._keys.of(namespace).tokens_named(name)):
-            return [field.decode() for field in found]
-        # an earlier release may have issued them
         return [
-            field for field, each in await self._all() if (each.name, each.namespace) == (name, namespace)
+            field.decode()
+            for field in await self._redis.smembers(self._keys.of(namespace).tokens_named(name))
         ]
 
     def _add_to_named(self, field: str, record: TokenRecord, *, within: Pipeline) -> None:

@@ -53,9 +53,9 @@ class SavedRequests:
         keys = self._keys
         saved: int = await self._scripts.save_request(
             keys=[
-                *(keys.saved, keys.saved_sizes, keys.saved_total, keys.saved_request(key)),
-                *(keys.request(key), *keys.saved_earlier),
+                *(keys.saved, keys.saved_sizes, keys.saved_total),
+                *(keys.saved_request(key), keys.request(key)),
             ],
-            args=[body, BYTES, keys.saved_prefix],
+            args=[body, BYTES],
         )
         return saved

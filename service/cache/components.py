@@ -1,7 +1,6 @@
 """What the keys of published artifacts were made of, for explanations: compressed, in Redis, the latest of them.
 
 All namespaces share `explain_bytes`. Of an artifact whose components had to make room, everything else is still known.
-Earlier versions stored them as JSON in the index, where they stay until the entry goes.
 """
 
 from __future__ import annotations
@@ -60,12 +59,11 @@ class EntryComponents:
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hget(self._keys.index(name), "created")
-                pipe.hstrlen(self._keys.index(name), "components")
                 pipe.strlen(self._keys.components(name))
             found = await pipe.execute()
         chosen, left = [], limit
-        for name, created, plain, short in zip(names, found[::3], found[1::3], found[2::3], strict=True):
-            size = plain + _RATIO * short
+        for name, created, compressed in zip(names, found[::2], found[1::2], strict=True):
+            size = _RATIO * compressed
             if created is not None and size and (until is None or int(created) < until) and size <= left:
                 chosen.append(name)
                 left -= size
@@ -74,7 +72,7 @@ class EntryComponents:
     async def _read(self, names: list[str]) -> list[IndexEntry | None]:
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.hmget(self._keys.index(name), "created", "seconds", "components")
+                pipe.hmget(self._keys.index(name), "created", "seconds")
                 pipe.get(self._keys.components(name))
             found = await pipe.execute()
         return [
@@ -84,19 +82,10 @@ class EntryComponents:
 
 
 def _entry(key: str, fields: list[bytes | None], record: bytes | None) -> IndexEntry | None:
-    created, seconds, plain = fields
+    created, seconds = fields
     if created is None or seconds is None:
         return None
-    return IndexEntry(key, int(created), float(seconds), unpacked(record) or _components(plain or b""))
-
-
-def _components(data: bytes) -> dict[str, str] | None:
-    """None if it is damaged or names no graph, as for an imported artifact."""
-    try:
-        found = decoding.from_json(data, type=dict[str, str])
-    except msgspec.MsgspecError:
-        return None
-    return found if "graph" in found else None
+    return IndexEntry(key, int(created), float(seconds), unpacked(record))
 
 
 def packed(components: dict[str, str]) -> bytes:
@@ -109,8 +98,11 @@ def packed(components: dict[str, str]) -> bytes:
 
 
 def unpacked(record: bytes | None) -> dict[str, str] | None:
-    """None for what is missing or damaged."""
-    try:
-        return _components(codec.decompress(record, _DECODED_BYTES)) if record else None
-    except RequestError:
+    """None for what is missing or damaged, or names no graph, as for an imported artifact."""
+    if not record:
         return None
+    try:
+        found = decoding.from_json(codec.decompress(record, _DECODED_BYTES), type=dict[str, str])
+    except (RequestError, msgspec.MsgspecError):
+        return None
+    return found if "graph" in found else None

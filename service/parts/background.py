@@ -261,7 +261,6 @@ async def _remove_old_folders(dispatcher: DispatcherParts) -> None:
 async def _take_over_jobs(dispatcher: DispatcherParts) -> None:
     """Takes over the jobs of all namespaces that no dispatcher runs, and counts the training jobs."""
     shared, open_jobs = dispatcher.shared, dispatcher.open_jobs
-    await open_jobs.add_older(shared.namespaces)
     jobs = await open_jobs.read()
     for job in jobs:
         if job.due and (job.kind == "tune" or shared.settings.training):

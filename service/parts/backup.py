@@ -42,7 +42,7 @@ _CACHE = {
     *("components", "described", "described_bytes", "installation"),
 }
 _RUNNING = {"pending", "fence", "active", "lease", "events", "request", "run", "waiters", "failed", "kills"}
-_MADE_AGAIN = {"changed", "sums", "summed", "summing", "swept", "open_jobs", "open_jobs_listed"}
+_MADE_AGAIN = {"changed", "sums", "summed", "summing", "swept", "open_jobs"}
 _LEFT_OUT = frozenset(
     _CACHE
     | _RUNNING

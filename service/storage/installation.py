@@ -147,10 +147,8 @@ class Installation:
         stored = await self._stored()
         known, sweeps = await self._redis.hmget(self._keys.identity, "id", "sweeps")
         if known is None:
-            # An older version made neither: what Redis holds then belongs to this store.
-            new = stored is None and await self._holds_anything()
             stored = stored or await self._create()
-            if not new and not await self._is_empty():
+            if not await self._is_empty():
                 return self._found("lost")
             await self._redis.hsetnx(self._keys.identity, "since", int(time.time() * 1000))
             await self._redis.hsetnx(self._keys.identity, "id", stored.id)
@@ -176,10 +174,6 @@ class Installation:
             sweeps = await self._redis.hincrby(self._keys.identity, "sweeps", 1)
             await self._put(StoreIdentity(stored.id, sweeps), "overwrite")
             self._counted = time.monotonic()
-
-    async def _holds_anything(self) -> bool:
-        keys = self._keys
-        return bool(await self._redis.exists(keys.lru, keys.pinned, keys.namespaces, keys.training_jobs.all))
 
     async def _is_empty(self) -> bool:
         with self.outages.as_unavailable("read"):

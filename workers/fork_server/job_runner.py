@@ -124,7 +124,7 @@ def _prepare(job: WorkerJob, context: JobContext, owner: JobOwner) -> None:
     """Make what jobs for this target share, in a child that runs only the worker's own code. It is not in the sandbox,
     so it gets nothing of the request."""
     target = job.target
-    if target is None or context.shared is None:
+    if context.shared is None:
         return
     name = context.engine.preparation(target)
     if not name or name in context.prepared:

@@ -119,7 +119,7 @@ class ForkServer:
             found.missing,
             gpu,
             len(os.sched_getaffinity(0)),
-            min(WORKERS.number, context.settings.protocol),
+            WORKERS.number,
             REVISION,
         )
 

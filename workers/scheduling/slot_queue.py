@@ -14,7 +14,7 @@ from ...compiler.api import compiles
 from ...compiler.api.protocols import WORKERS
 from ...compiler.errors import CompileKilled, NoWorker, Overloaded, RelayError
 from ...compiler.request import schema
-from ..messages import ForkServerReady, JobFailed, WorkerJob, decode_answer
+from ..messages import ForkServerReady, JobFailed, decode_answer
 from ..settings import JobLimits, PoolSettings, SlotSettings
 from .ray_cluster import RayNode
 
@@ -80,10 +80,6 @@ class Slot:
             raise CompileKilled(f"worker {self.worker} answered its start with {type(answer).__name__}")
         answer.check(self.worker)
         return answer
-
-    def arguments(self, job: WorkerJob) -> tuple[Any, ...]:
-        """With which its actor is called, as its node's release has it."""
-        return job.arguments(1 if self.ready is None else self.ready.protocol)
 
     def suits(self, toolchain: schema.Toolchain, target: schema.Target) -> bool:
         """Whether it has this toolchain and, for a GPU, this model. A CPU can build for any CPU of its platform."""

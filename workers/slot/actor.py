@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 
@@ -51,21 +50,13 @@ class CompileSlot:
         """Return once there is no fork server for compiles; `start` starts a new one."""
         await self._compiles.lost()
 
-    async def compile(self, job_id: str, job: WorkerJob | bytes, *older: Any) -> AsyncIterator[bytes]:
-        """Encoded StageEvents and JobQueries, then one encoded JobDone or JobFailed. older: WorkerJob.arguments of
-        protocol 1, after the request."""
-        if isinstance(job, bytes):
-            key, seconds, namespace = older
-            job = WorkerJob(key, job, seconds, None, namespace)
+    async def compile(self, job_id: str, job: WorkerJob) -> AsyncIterator[bytes]:
+        """Encoded StageEvents and JobQueries, then one encoded JobDone or JobFailed."""
         async for answer in self._compiles.run(job_id, job):
             yield answer
 
-    async def search(self, job_id: str, job: WorkerJob | bytes, *older: Any) -> AsyncIterator[bytes]:
-        """As `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher. older: how long
-        it may last and for whom, in protocol 1."""
-        if isinstance(job, bytes):
-            seconds, namespace = older
-            job = WorkerJob("search", job, seconds, None, namespace, work="search")
+    async def search(self, job_id: str, job: WorkerJob) -> AsyncIterator[bytes]:
+        """As `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         try:

@@ -110,8 +110,6 @@ class Keys:
         self.open_jobs = f"{prefix}open_jobs"
         """Sorted set: jobs of all namespaces that have not ended, each by its key; from when on a dispatcher may take
         it, ms."""
-        self.open_jobs_listed = f"{prefix}open_jobs_listed"
-        """Whether jobs that an older version opened were added lately; expires."""
         self.dispatchers = f"{prefix}dispatchers"
         """Sorted set: ids of live dispatchers by when they expire, ms."""
         # of this namespace alone
@@ -157,8 +155,6 @@ class Keys:
         self.tuning_jobs = JobKeys(prefix, "tune")
         self.training_jobs = JobKeys(prefix, "train")
         self.saved_prefix = f"{prefix}kept:"
-        self.saved_earlier = [f"{prefix}kept", f"{prefix}kept_sizes", f"{prefix}kept_total"]
-        """What earlier versions had in place of `saved`, by cache key, for one namespace."""
         self.orphans = f"{prefix}orphans"
         """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
         self.train_orphans = f"{prefix}train_orphans"
@@ -223,8 +219,7 @@ class Keys:
         return f"{self.prefix}tokens:{name}"
 
     def index(self, key: str) -> str:
-        """Hash: digest, size, place, namespace, seconds, created; counted: in which recount, if any; components, JSON,
-        if an earlier version wrote it."""
+        """Hash: digest, size, place, namespace, seconds, created; counted: in which recount, if any."""
         return self.index_prefix + key
 
     def components(self, key: str) -> str:

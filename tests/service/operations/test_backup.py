@@ -131,7 +131,6 @@ def test_all_is_destroyed_and_restored(
         "saved",
         "kept",
         "swept",
-        "open_jobs_listed",
     }, words
     again = start_gateway(blob_inline_bytes=3000)
     with again.http() as http, redis_server.client() as client:

@@ -68,33 +68,12 @@ def test_a_dispatcher_without_jobs_asks_nothing_of_each_namespace(
         async with Redis.from_url(redis_server.url) as redis:
             await namespaces(redis)
             async with dispatcher_of(settings) as dispatcher:
-                await background._take_over_jobs(dispatcher)  # once it looks for jobs of older versions
                 before = await calls(redis)
                 await background._take_over_jobs(dispatcher)
                 return since(before, await calls(redis))
 
     counted = asyncio.run(scenario())
     assert sum(counted.values()) < 5, counted
-
-
-def test_an_open_job_of_an_older_version_is_taken_over(
-    settings: dict[str, Any], redis_server: RedisServer
-) -> None:
-    """It is in its namespace's sorted set alone."""
-
-    async def scenario() -> int:
-        async with Redis.from_url(redis_server.url) as redis:
-            await namespaces(redis)
-            jobs = KEYS.of("team-7").tuning_jobs
-            await redis.zadd(jobs.open, {"0123": 1})
-            await redis.hset(
-                jobs.job("0123"), mapping={"job": "{}", "state": "waiting", "turn": 0, "wish": ""}
-            )
-            async with dispatcher_of(settings) as dispatcher:
-                await background._take_over_jobs(dispatcher)
-                return await redis.exists(jobs.part("0123", "lease"))
-
-    assert asyncio.run(scenario())
 
 
 @pytest.mark.quick
@@ -302,20 +281,3 @@ def test_a_training_jobs_token_is_extended_and_revoked_without_reading_others(
     [revoked] = [each for each in records if each.revoked]
     assert revoked.name == "train job 7" and revoked.expires == max(each.expires or 0 for each in records)
     assert len(records) == NAMESPACES
-
-
-def test_tokens_that_an_earlier_release_issued_are_extended_and_revoked_too(
-    settings: dict[str, Any], redis_server: RedisServer
-) -> None:
-    async def scenario() -> list[TokenRecord]:
-        async with Redis.from_url(redis_server.url) as redis, dispatcher_of(settings) as dispatcher:
-            tokens, by = dispatcher.shared.tokens, Grant("owner", frozenset(), OWNER_ID)
-            for _ in range(2):
-                await tokens.issue("train job 7", frozenset({"train"}), by=by, lifetime_seconds=60)
-            assert await redis.delete(KEYS.tokens_named("train job 7")) == 1  # which it did not write
-            await tokens.extend("train job 7", namespace="default", lifetime_seconds=600)
-            await tokens.revoke_named("train job 7", by=by)
-            return await tokens.records(by=by)
-
-    records = asyncio.run(scenario())
-    assert [each.revoked is not None for each in records] == [True, True]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import httpx2
 import pytest
 from conftest import StartGateway
 from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
-from torchrelay.service.storage import installation
 
 IDENTITY, ORPHANS = "torchrelay:installation", "torchrelay:orphans"
 
@@ -172,24 +170,3 @@ def test_a_gateway_with_another_store_is_not_ready_and_quarantines_nothing(
         assert http.get("/v1/stats").json()["damaged"] == 0
         assert post(http, graph(1)).content == made
         assert "store" not in http.get("/readyz").json()["parts"]
-
-
-def test_an_installation_of_an_older_version_goes_on(
-    start_gateway: StartGateway, redis_server: RedisServer, gateway: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with gateway.http() as http:
-        compiled(http, graph())
-    gateway.stop()
-    (gateway.settings.state_dir / "blobs" / "installation").unlink()
-    with redis_server.client() as redis:
-        redis.delete(IDENTITY)
-    monkeypatch.setattr(installation, "MARKED", timedelta(seconds=-60))
-    with start_gateway(blob_inline_bytes=0).http() as http:
-        sweep(http)
-        settled(redis_server)
-        (kept,) = blobs(gateway)
-        orphan = kept.with_name("0" * 64)
-        orphan.write_bytes(b"left by a crash")
-        an_hour_ago(kept, orphan)
-        assert [sweep(http), sweep(http)] == [0, 1]
-        assert blobs(gateway) == [kept]

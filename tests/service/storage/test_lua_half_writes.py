@@ -399,20 +399,13 @@ OTHERS = [
     Call("namespace_exists", [KEYS.namespaces], ["team"]),
     Call(
         "save_request",
-        [
-            *(KEYS.saved, KEYS.saved_sizes, KEYS.saved_total, KEYS.saved_request(KEY), KEYS.request(KEY)),
-            *KEYS.saved_earlier,
-        ],
-        ["", 10, KEYS.saved_prefix],
+        [KEYS.saved, KEYS.saved_sizes, KEYS.saved_total, KEYS.saved_request(KEY), KEYS.request(KEY)],
+        ["", 6],
         [
             ("SET", KEYS.request(KEY), "body"),
             ("ZADD", KEYS.saved, 1000, KEYS.saved_request(OTHER)),
             ("HSET", KEYS.saved_sizes, KEYS.saved_request(OTHER), 4),
             ("SET", KEYS.saved_total, 4),
-            ("ZADD", KEYS.saved_earlier[0], 500, "early"),
-            ("HSET", KEYS.saved_earlier[1], "early", 4),
-            ("SET", KEYS.saved_earlier[2], 4),
-            ("SET", KEYS.saved_request("early"), "body"),
         ],
     ),
 ]

@@ -63,9 +63,7 @@ def test_a_number_that_cannot_be_added_publishes_nothing(leased: RedisServer, fi
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", ""])
-def test_an_entry_that_an_older_version_poisoned_is_served_and_removed(
-    leased: RedisServer, seconds: str
-) -> None:
+def test_an_entry_whose_seconds_are_damaged_is_served_and_removed(leased: RedisServer, seconds: str) -> None:
     publish(leased)
     with leased.client() as client:
         client.hset(KEYS.index(KEY), "seconds", seconds)

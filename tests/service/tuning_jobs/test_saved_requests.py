@@ -55,21 +55,3 @@ def test_the_oldest_of_all_namespaces_make_room(redis_server: RedisServer) -> No
 
     with_redis(redis_server, scenario)
     check_sums(redis_server, [DEFAULT.saved_request("d")])
-
-
-def test_what_an_earlier_version_saved_is_found_and_makes_room_too(redis_server: RedisServer) -> None:
-    kept, sizes, total = RED.saved_earlier
-    with redis_server.client() as redis:
-        for at, key in enumerate("abc"):
-            redis.set(RED.saved_request(key), key * 900)
-            redis.zadd(kept, {key: at})
-            redis.hset(sizes, key, 900)
-            redis.incrby(total, 900)
-
-    async def scenario(of: Of) -> None:
-        assert await of(RED).get("a") == b"a" * 900
-        await of(RED).save("d", b"d" * 1000)
-        assert [bool(await of(RED).get(key)) for key in "abcd"] == [False, True, True, True]
-
-    with_redis(redis_server, scenario)
-    check_sums(redis_server, [RED.saved_request(key) for key in "bcd"])

@@ -12,7 +12,6 @@ from types import ModuleType
 import msgspec
 import pytest
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.protocols import WORKERS
 from torchrelay.compiler.api.training import events
 from torchrelay.compiler.artifact import container, signing
 from torchrelay.compiler.artifact.programs import records as programs
@@ -20,7 +19,6 @@ from torchrelay.compiler.artifact.programs import shared
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.request.operator_table import table
 from torchrelay.compiler.tuning import records
-from torchrelay.workers import messages
 from torchrelay.workers.settings import SlotSettings
 
 PLACES = (
@@ -100,16 +98,6 @@ def test_what_is_refused_is_sent_only_when_it_is_used(name: str) -> None:
     required = all(default is msgspec.NODEFAULT for default in struct.__struct_defaults__)
     unset = all(default is msgspec.UNSET for default in struct.__struct_defaults__)
     assert struct.__struct_config__.omit_defaults or required or unset
-
-
-def test_a_worker_tells_the_first_release_with_roles_nothing_that_this_refuses() -> None:
-    toolchain = schema.Toolchain(python="cp311", torch="2.13.0", triton="", cuda="", platform="linux-x86_64")
-    target = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
-    spoken = min(WORKERS.number, SlotSettings(worker="w", kind="cpu").protocol)  # that dispatcher names none
-    ready = messages.ForkServerReady(1, toolchain, target, "/jobs", protocol=spoken, revision=schema.REVISION)
-    assert set(decoding.from_msgpack(msgspec.msgpack.encode(ready))) == {
-        *("type", "pid", "toolchain", "target", "jobs_dir")
-    }
 
 
 def test_slot_settings_reach_a_worker_that_knows_fewer_of_them() -> None:

@@ -53,9 +53,8 @@ def engine_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
 
 
-def settings(tmp_path, kernels=None, protocol=2, engine="engine", **limits):
+def settings(tmp_path, kernels=None, engine="engine", **limits):
     return SlotSettings(
-        protocol=protocol,
         kernels_dir=None if kernels is None else str(kernels),
         worker=f"w-{os.getpid()}",
         kind="cpu",
@@ -66,8 +65,8 @@ def settings(tmp_path, kernels=None, protocol=2, engine="engine", **limits):
 
 
 @contextlib.asynccontextmanager
-async def warm_slot(tmp_path, kernels=None, protocol=2, **limits):
-    slot = CompileSlot(settings(tmp_path, kernels, protocol, **limits))
+async def warm_slot(tmp_path, kernels=None, **limits):
+    slot = CompileSlot(settings(tmp_path, kernels, **limits))
     ready = decode_answer(await slot.start())
     assert isinstance(ready, ForkServerReady), ready
     try:
@@ -77,12 +76,12 @@ async def warm_slot(tmp_path, kernels=None, protocol=2, **limits):
         assert list(tmp_path.glob("torchrelay-jobs-*")) == []
 
 
-async def run(slot, do, seconds=20.0, job_id="j", holds_source=False, trace_id="", protocol=2, **order):
-    """The events of a job, and its artifact; raises its error. protocol: of the dispatcher."""
+async def run(slot, do, seconds=20.0, job_id="j", holds_source=False, trace_id="", **order):
+    """The events of a job, and its artifact; raises its error."""
     events = []
     request = msgspec.json.encode({"do": do, **order})
     job = WorkerJob("key", request, seconds, engine.TARGET, holds_source=holds_source, trace_id=trace_id)
-    async for body in slot.compile(job_id, *pickle.loads(pickle.dumps(job.arguments(protocol)))):
+    async for body in slot.compile(job_id, pickle.loads(pickle.dumps(job))):
         message = decode_answer(body)
         if isinstance(message, StageEvent):
             events.append((message.stage, message.detail))
@@ -118,17 +117,6 @@ def test_a_compiler_that_is_sick_while_the_worker_warms_up_costs_that_worker_alo
     asyncio.run(scenario())
     words = {"hangs": "took longer than 3 s", "eats": r"held \d+ MiB of memory, over the limit of 256 MiB"}
     assert re.search(f"the compile that warms the worker up {words[how]}", capfd.readouterr().err)
-
-
-@pytest.mark.parametrize("protocol", [1, 2])
-def test_a_dispatcher_of_the_release_before_has_jobs_run_too(tmp_path, protocol):
-    async def scenario():
-        async with warm_slot(tmp_path, protocol=protocol) as (slot, ready):
-            assert ready.protocol == protocol  # an older one refuses a field that it does not know
-            assert (b'"protocol"' in msgspec.json.encode(ready)) == (protocol > 1)
-            await run(slot, "answer", protocol=protocol)
-
-    asyncio.run(scenario())
 
 
 def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp_path):

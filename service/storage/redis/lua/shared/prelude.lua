@@ -47,7 +47,7 @@ local function whole(text, least)
   return math.min(number, EXACT)
 end
 
--- A stored number, or `default` where there is none that can be added, as older versions could write it.
+-- A stored number, or `default` where there is none that can be added.
 local function number_or(default, text)
   local ok, number = pcall(finite, text)
   return ok and number or default
