@@ -51,7 +51,6 @@ class Mixed(Apart):
         for name in old - {"client"}:
             part = self.compose[name]
             part["environment"]["PYTHONPATH"] = str(self.before)
-            part["command"] = [each for each in part["command"] if each != "--no-train"]  # newer than it
 
     def start_cluster(self) -> None:
         self.serve_redis_on_loopback()
