@@ -22,10 +22,9 @@ from ..compiler.api.training.events import NumberedEvent
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
 from ..compiler.request import schema
-from .fork_server.prestart import PrestartedServer
 from .messages import WorkerJob, WorkerLost
 from .process.private_folders import node_directory, short_directory
-from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
+from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, name_of, reap
 from .scheduling.autoscaling import Autoscaling
 from .scheduling.job_messages import OnQuery, follow_job
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
@@ -40,7 +39,7 @@ from .scheduling.slot_queue import (
     offered_slots,
     slot_settings,
 )
-from .settings import EarlyServer, PoolSettings
+from .settings import PoolSettings
 from .training.drivers import NAMED_ACTORS, JobDrivers, first_line
 from .training.messages import RankDevice
 from .training.room import after_placing, why_no_room
@@ -48,9 +47,7 @@ from .training.room import after_placing, why_no_room
 __all__ = [  # all that service/ may use of workers/
     "Claims",
     "DevicesHeld",
-    "EarlyServer",
     "PoolSettings",
-    "PrestartedServer",
     "SearchDevice",
     "WorkerLost",
     "WorkerPool",
@@ -59,6 +56,7 @@ __all__ = [  # all that service/ may use of workers/
     "descendants",
     "die_with_parent",
     "kill_below",
+    "name_of",
     "node_directory",
     "node_resources",
     "ray_environment",
@@ -468,7 +466,6 @@ class WorkerPool:
 
     async def _leave_lost(self, cluster: RayCluster, why: str) -> None:
         self._trains = None
-        self._settings = msgspec.structs.replace(self._settings, early_server=None)  # it has ended too
         self._slots.coming = True
         slots = [*self._slots.all.values(), *self._leaving.values()]
         self._slots.all.clear()
