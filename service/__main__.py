@@ -119,31 +119,6 @@ def _parse() -> argparse.Namespace:
     _has_slots(worker)
     worker.add_argument("--no-train", action="store_true", help="run no ranks of training jobs here")
 
-    backup = commands.add_parser(
-        "backup",
-        help="save what Redis holds and cannot be made again, while the service runs",
-        description="Save what Redis holds and cannot be made again, and small artifacts, while the service runs.",
-    )
-    backup.set_defaults(role=_backup)
-    backup.add_argument(
-        "place", metavar="FOLDER|URL", help="where backups lie: a folder, s3://, gs://, az://"
-    )
-    backup.add_argument("--store", action="store_true", help="copy what the blob store holds, too")
-    backup.add_argument(
-        "--keys", action="store_true", help="the signing keys, too: whoever has them can sign"
-    )
-
-    restore = commands.add_parser(
-        "restore",
-        help="restore a backup into an empty Redis",
-        description="Restore a backup into an empty Redis, while nothing of the service runs.",
-    )
-    restore.set_defaults(role=_restore)
-    restore.add_argument("place", metavar="FOLDER|URL", help="where backups lie")
-    restore.add_argument("--backup", default="", metavar="NAME", help="which one (default the newest)")
-    for command in (backup, restore):
-        _has_state(command)
-        _has_redis(command)
     return parser.parse_args()
 
 
@@ -268,18 +243,6 @@ def _signer(arguments: argparse.Namespace) -> None:
 
     settings = _settings(argparse.Namespace())
     signer.run(settings, host=arguments.host, port=arguments.port, uds=arguments.uds)
-
-
-def _backup(arguments: argparse.Namespace) -> None:
-    from .local import backup
-
-    backup.make(_settings(arguments), arguments.place, with_keys=arguments.keys, with_store=arguments.store)
-
-
-def _restore(arguments: argparse.Namespace) -> None:
-    from .local import backup
-
-    backup.restore(_settings(arguments), arguments.place, name=arguments.backup)
 
 
 def _credentials(arguments: argparse.Namespace) -> Path:

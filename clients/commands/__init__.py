@@ -38,8 +38,6 @@ def application() -> typer.Typer:
     app.command("dispatcher", context_settings=passed_on)(start_service.dispatcher)
     app.command("worker", context_settings=passed_on)(start_service.worker)
     app.command("signer", context_settings=passed_on)(start_service.signer)
-    app.command("backup", context_settings=passed_on)(start_service.backup)
-    app.command("restore", context_settings=passed_on)(start_service.restore)
     app.command("demo", context_settings=passed_on)(start_service.demo)
     # Options after the program are the program's own.
     ends = {"ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -44,16 +44,6 @@ def signer(context: typer.Context) -> None:
     _replace_process("torchrelay.service", "signer", *context.args, needs=_SIGNER, extra="server")
 
 
-def backup(context: typer.Context) -> None:
-    """Save what Redis holds and cannot be made again. `torchrelay backup --help` lists its options."""
-    _replace_process("torchrelay.service", "backup", *context.args, needs=_SERVER, extra="server")
-
-
-def restore(context: typer.Context) -> None:
-    """Restore a backup into an empty Redis. `torchrelay restore --help` lists its options."""
-    _replace_process("torchrelay.service", "restore", *context.args, needs=_SERVER, extra="server")
-
-
 def demo(context: typer.Context) -> None:
     """Train two small models locally, through the service, and as a teammate without a compiler."""
     _replace_process(

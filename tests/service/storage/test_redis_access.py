@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -98,26 +98,35 @@ def test_the_deployed_user_may_drive_training_jobs(
     assert refusals(guarded) == []
 
 
-def test_the_user_for_backups_may_back_up_and_restore(
+def test_what_the_user_for_backups_copies_is_an_installation_again(
     guarded: RedisServer, start_gateway: StartGateway, tmp_path: Path
 ) -> None:
+    """As docs/operate.md has it: `redis-cli --rdb`, and the file becomes the new server's appendonly.aof."""
     gateway = start_gateway(redis_url=guarded.url)
     with gateway.http() as http:
-        compiled(http, graph())
-        http.post("/v1/tokens", json={"name": "ada", "roles": ["read"]})
+        made = compiled(http, graph())
+        assert http.patch("/v1/namespaces/red", json={"compiles": 7}).status_code == 200
+    copy = [find_server().replace("server", "cli"), "-s", str(guarded.socket), "--user", "backup", "--rdb"]
+    done = subprocess.run(
+        [*copy, str(tmp_path / "backup.rdb")],
+        env={"REDISCLI_AUTH": PASSWORD},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
     gateway.stop()
-    options = [
-        *("--redis", guarded.url.replace("torchrelay", "backup")),
-        *("--state", str(gateway.settings.state_dir)),
-    ]
-    for command in ("backup", "restore"):
-        line = [sys.executable, "-m", "torchrelay.service", command, str(tmp_path / "b"), *options]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        if command == "backup":
-            with guarded.client() as client:
-                client.flushall()
     assert refusals(guarded) == []
+    other = RedisServer(persistent=True)
+    try:
+        shutil.copy(tmp_path / "backup.rdb", other.folder / "appendonly.aof")
+        other.start()
+        again = start_gateway(redis_url=other.url, state_dir=gateway.settings.state_dir)
+        with again.http() as http:
+            assert post(http, graph()).content == made
+            assert http.get("/v1/namespaces/red").json()["quota"]["compiles"] == 7
+        assert again.pool.calls == []
+    finally:
+        other.close()
 
 
 def test_every_command_of_every_script_is_allowed_to_the_deployed_user() -> None:

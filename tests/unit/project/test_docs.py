@@ -117,10 +117,7 @@ def passed_on() -> dict[str, set[str]]:
     found = {}
     programs = {
         "up": ["torchrelay.service", "up"],
-        **{
-            role: ["torchrelay.service", role]
-            for role in ("gateway", "dispatcher", "signer", "worker", "backup", "restore")
-        },
+        **{role: ["torchrelay.service", role] for role in ("gateway", "dispatcher", "signer", "worker")},
         "demo": ["torchrelay.examples.demo"],
     }
     for name, module in programs.items():
