@@ -1,6 +1,6 @@
-"""Stage 5: queues compiles for the dispatchers.
+"""Stage 5: queues compiles for the dispatchers: clients' in gateways, and jobs' in the dispatchers that run these.
 
-A gateway remembers what it has queued, so that it can queue it once more if Redis loses it.
+A process remembers what it has queued, so that it can queue it once more if Redis loses it.
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ import asyncio
 from collections import OrderedDict
 from typing import Literal, NamedTuple
 
+import msgspec
 import structlog
 
 from ...compiler.errors import RelayError
 from ..admission.compile_request import CompileRequest
-from .single_flight import CompileNeeds, Leases
+from .single_flight import CompileNeeds, Leases, Priority
 
 log = structlog.get_logger(__name__)
 
 _REMEMBERED_BYTES = 64 << 20
 _REMEMBERED = 4096
-"""Of the requests that a gateway remembers, the latest: their bodies together, and how many."""
+"""Of the requests that a process remembers, the latest: their bodies together, and how many."""
 
 
 class QueuedRequest(NamedTuple):
     body: bytes
     needs: CompileNeeds
     finish: bool
+    priority: Priority = Priority.PERSON
 
 
 class QueuedRequests:
-    """What a gateway has queued lately, of all namespaces."""
+    """What a process has queued lately, of all namespaces."""
 
     def __init__(self) -> None:
         self._queued: OrderedDict[tuple[str, str], QueuedRequest] = OrderedDict()
@@ -58,27 +60,40 @@ class CompileQueue:
         """Set when the first of those who ask for a key at one time has its answer."""
 
     async def ask(
-        self, request: CompileRequest, body: bytes, *, finish: bool
+        self,
+        request: CompileRequest,
+        body: bytes,
+        *,
+        finish: bool,
+        priority: Priority = Priority.PERSON,
+        dispatcher: str = "",
     ) -> Literal["hit", "wait", "queued"]:
         """Makes sure that this is compiled. "hit": it was published a moment ago. "wait": it was queued before.
+        dispatcher: see CompileNeeds.
 
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        needs = self._leases.needs(request)
+        needs = msgspec.structs.replace(self._leases.needs(request), dispatcher=dispatcher)
         key = request.key
+        queued = QueuedRequest(body, needs, finish, priority)
         if (first := self._first.get(key)) is not None:
             await first.wait()  # of a thousand that ask together, one sends the body
-            answer = await self._leases.queue(key, body, needs, finish=finish)
+            answer = await self._queue(key, queued)
         else:
             first = self._first[key] = asyncio.Event()
             try:
-                answer = await self._leases.queue(key, body, needs, finish=finish)
+                answer = await self._queue(key, queued)
             finally:
                 del self._first[key]
                 first.set()
         if answer != "hit":
-            self._queued.put(self._namespace, request.key, QueuedRequest(body, needs, finish))
+            self._queued.put(self._namespace, key, queued)
         return answer
+
+    async def _queue(self, key: str, queued: QueuedRequest) -> Literal["hit", "wait", "queued"]:
+        return await self._leases.queue(
+            key, queued.body, queued.needs, finish=queued.finish, priority=queued.priority
+        )
 
     async def ask_again(self, key: str) -> bool:
         """Queues again what was asked for here and Redis has lost; false if it is not known any more, or is refused.
@@ -87,7 +102,7 @@ class CompileQueue:
         if queued is None:
             return False
         try:
-            answer = await self._leases.queue(key, queued.body, queued.needs, finish=queued.finish)
+            answer = await self._queue(key, queued)
         except RelayError as error:
             log.warning("lost_compile_refused", key=key, error=error.message)
             return False

@@ -148,20 +148,6 @@ class Flights:
         if (on_query := self._listeners.get(key)) is not None:
             on_query(query, entries)
 
-    async def ask(
-        self, request: CompileRequest, body: bytes
-    ) -> tuple[Literal["hit", "wait", "start"], Flight | None]:
-        """Queues a compile, as gateways do, and takes it. "hit": it was published a moment ago. "wait": another has it.
-        "start": it starts here.
-
-        Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
-        """
-        needs = self._leases.needs(request)
-        if await self._leases.queue(request.key, body, needs, finish=False) == "hit":
-            return "hit", None
-        flight = await self.take(request.key, needs)
-        return ("wait" if flight is None else "start"), flight
-
     async def take(self, key: str, needs: CompileNeeds, *, nowhere: bool = False) -> Flight | None:
         """Begins a compile that is queued, or continues one whose holder died. None if that lives, or if the compile is
         over or not known. nowhere: see Flight. Raises RedisError."""

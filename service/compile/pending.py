@@ -9,18 +9,20 @@ from msgspec import MsgspecError, Struct
 from ...compiler import decoding
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
-from .single_flight import CompileNeeds
+from .single_flight import CompileNeeds, Priority
 
 log = structlog.get_logger(__name__)
 
 
 class PendingCompile(Struct, frozen=True):
-    """waited: seconds since any dispatcher may take it."""
+    """waited: seconds since any dispatcher may take it. wanted: False for what no job waits for any more."""
 
     namespace: str
     key: str
     needs: CompileNeeds
     waited: float = 0.0
+    priority: Priority = Priority.PERSON
+    wanted: bool = True
 
 
 class PendingCompiles:
@@ -49,10 +51,27 @@ class PendingCompiles:
         leases = list(scores)
         await self._read([lease for lease in leases if lease not in self._known])
         self._known = {lease: self._known[lease] for lease in leases if lease in self._known}
+        priorities, unwanted = await self._of_jobs(now)
         return [
-            msgspec.structs.replace(compile, waited=(now - scores[lease]) / 1000)
+            msgspec.structs.replace(
+                compile,
+                waited=(now - scores[lease]) / 1000,
+                priority=priorities.get(lease, Priority.PERSON),
+                wanted=lease not in unwanted,
+            )
             for lease, compile in self._known.items()
         ]
+
+    async def _of_jobs(self, now: int) -> tuple[dict[str, Priority], set[str]]:
+        """The priorities of what jobs have queued, and which of it nobody waits for."""
+        found = await self._redis.hgetall(self._keys.pending_priorities)
+        priorities = {lease.decode(): Priority(int(priority)) for lease, priority in found.items()}
+        due = [lease for lease in priorities if lease in self._known]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for compile in map(self._known.__getitem__, due):
+                pipe.zcount(self._keys.of(compile.namespace).waiters(compile.key), now, "+inf")
+            waiters = await pipe.execute()
+        return priorities, {lease for lease, count in zip(due, waiters, strict=True) if not count}
 
     async def _read(self, leases: list[str]) -> None:
         named = {lease: self._keys.leased(lease) for lease in leases}

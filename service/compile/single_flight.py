@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
+from enum import IntEnum
 from functools import partial
 from typing import Literal
 
@@ -29,6 +30,16 @@ from ..storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE, Keys
 from ..storage.redis.scripts import Scripts
 
 
+class Priority(IntEnum):
+    """Who waits for a compile. The lower comes first."""
+
+    PERSON = 0
+    DEVICES = 1
+    """A training job, whose devices wait for it."""
+    BATCH = 2
+    """A tuning job."""
+
+
 class CompileNeeds(Struct, frozen=True):
     """Which workers can compile a request, and what else its compile may fail of."""
 
@@ -38,6 +49,8 @@ class CompileNeeds(Struct, frozen=True):
     """Of the gateway that made its key (schema.REVISION)."""
     unkeyed: str = ""
     """A digest of what a failure depends on besides the key: a request that differs in it is compiled all the same."""
+    dispatcher: str = ""
+    """Of a tuning job: the dispatcher that runs it, and hears of what the compile searches if it takes it."""
 
 
 class Lease(Struct, frozen=True):
@@ -89,14 +102,20 @@ class Leases:
         )
 
     async def queue(
-        self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
+        self,
+        key: str,
+        body: bytes,
+        needs: CompileNeeds,
+        *,
+        finish: bool,
+        priority: Priority = Priority.PERSON,
     ) -> Literal["hit", "wait", "queued"]:
         """Queues the compile of `key` for a dispatcher. "wait": it is queued already, or runs. "hit": the artifact is
-        cached by now.
+        cached by now. What is queued at a lower priority gets this one.
 
         Raises Overloaded, OverQuota, or the remembered error of a compile that just failed.
         """
-        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, finish=finish, mode="queue")
+        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, finish=finish, priority=priority)
         while (answer := await ask(b"")) == [b"later"]:  # another gateway is sending the body
             await asyncio.sleep(_LATER_SECONDS)
         return self._queued(await ask(body) if answer == [b"body"] else answer)
@@ -139,7 +158,7 @@ class Leases:
         """Takes the lease of a compile that is queued, or whose holder died; None if that lives, or if the compile is
         over or not known."""
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, b"", needs=needs, finish=False, mode="take"):
+        match await self._acquire(key, owner, b"", needs=needs):
             case [b"lease", fence, body, taken, waited_ms, wanted, trace, what]:
                 return Lease(
                     key,
@@ -161,16 +180,17 @@ class Leases:
         body: bytes,
         *,
         needs: CompileNeeds,
-        finish: bool,
-        mode: Literal["queue", "take"],
+        finish: bool = False,
+        priority: Priority | None = None,
     ) -> list[bytes]:
+        """priority: None to take the lease."""
         keys, settings = self._keys, self._settings
         answer: list[bytes] = await self._scripts.acquire(
             keys=keys.compile_keys(key, needs.unkeyed),
             args=[
                 *self._renewal(key, owner, body, needs),
                 int(finish),
-                mode,
+                "take" if priority is None else "queue",
                 COMPILES_WAIT,
                 settings.max_queued,
                 keys.namespace,
@@ -179,6 +199,7 @@ class Leases:
                 settings.namespace_compile_seconds,
                 trace_header(),
                 settings.queued_bytes,
+                int(priority or 0),
             ],
         )
         return answer

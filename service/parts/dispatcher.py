@@ -11,12 +11,15 @@ import structlog
 from ...compiler.api.training.jobs import TrainSpec
 from ...compiler.request.schema import REVISION
 from ...workers.pool import WorkerPool
+from ..compile.compile_queue import CompileQueue, QueuedRequests
 from ..compile.flights import Flights
 from ..compile.followers import Followers
 from ..compile.intake import CompileIntake
 from ..compile.registry import STARTING, DispatcherInfo
 from ..compile.search.queue import SearchQueue
 from ..compile.search.scheduler import SearchScheduler
+from ..compile.single_flight import Priority
+from ..jobs.compiles import JobCompiles
 from ..jobs.controller import JobController
 from ..jobs.open_jobs import OpenJobs
 from ..jobs.training.placement import TrainingPlacement, room_asked
@@ -53,8 +56,9 @@ class DispatcherTenant(TenantParts):
             shared.metrics,
             shared.tracer,
         )
-        begin = partial(dispatcher.intake.begin, namespace)
-        followers = Followers(self.events, notifications, settings)
+        queue = CompileQueue(namespace, self.leases, dispatcher.queued)
+        followers = Followers(self.events, notifications, settings, queue.ask_again)
+        compiles = partial(JobCompiles, queue, followers, self.cache)
         self.tuning_controller = JobController(
             self.tuning_jobs,
             partial(
@@ -63,9 +67,8 @@ class DispatcherTenant(TenantParts):
                     namespace=namespace,
                     jobs=self.tuning_jobs,
                     queue=self.searches,
-                    begin=partial(begin, patient=True),
+                    compiles=compiles(Priority.BATCH, dispatcher.id),
                     listening=self.flights.listening,
-                    followers=followers,
                     cache=self.cache,
                     tunings=self.tunings,
                     admission=shared.admission,
@@ -85,9 +88,7 @@ class DispatcherTenant(TenantParts):
                     pool=pool,
                     compiler=TrainingGraphCompiler(
                         namespace,
-                        self.cache,
-                        partial(begin, patient=False),
-                        followers,
+                        compiles(Priority.DEVICES),
                         shared.admission,
                         self.saved_requests,
                         settings.compile_deadline_seconds,
@@ -130,6 +131,7 @@ class DispatcherParts:
             shared.installation.problem,
             poll_seconds=shared.settings.lease_seconds / 3,
         )
+        self.queued = QueuedRequests()
         self.tenants = Tenants(shared.namespaces, lambda namespace: DispatcherTenant(self, namespace))
         self.open_jobs = OpenJobs(shared.redis, shared.keys)
 

@@ -1,4 +1,4 @@
-"""How much an installation has to do: what waits for workers, and what these do, for each kind of workers."""
+"""How much an installation has to do: which clients' compiles wait, and what workers do, for each kind of workers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ...compiler.request import schema
 from ..base.metrics import Load, TargetLoad
 from ..compile.pending import PendingCompiles
 from ..compile.registry import DispatcherRegistry
+from ..compile.single_flight import Priority
 
 _STATES = ("idle", "busy", "starting", "dead")
 _OTHER = "other"
@@ -24,6 +25,8 @@ async def read_load(pending: PendingCompiles, registry: DispatcherRegistry) -> L
         slots.setdefault(_kind(worker.toolchain, worker.target), Counter())[worker.state] += 1
     waits: dict[Kind, list[float]] = {kind: [] for kind in slots}
     for compile in await pending.due():
+        if compile.priority is not Priority.PERSON:  # jobs may wait for hours
+            continue
         kind = _kind(compile.needs.toolchain, compile.needs.target)
         waits.setdefault(kind if kind in slots else (compile.needs.target.kind, _OTHER), []).append(
             compile.waited

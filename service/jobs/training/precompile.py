@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from ....compiler.api import compiles
 from ....compiler.api.training.events import JobNote, TrainEvent
 from ....compiler.api.training.jobs import TrainSpec
 from ....compiler.api.training.node_messages import CapturedGraphs, TrainOrder
@@ -22,10 +23,7 @@ from ....workers.pool import WorkerLost, WorkerPool
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
 from ...base.async_tasks import end, run_together
-from ...cache.artifact_cache import ArtifactCache
-from ...compile.followers import Followers
-from ...compile.intake import BeginCompile
-from ...storage.redis.retry import retry_while_down
+from ..compiles import MOST_PAUSE_SECONDS, JobCompiles
 from .progress import TrainingJobProgress
 
 log = structlog.get_logger(__name__)
@@ -36,8 +34,7 @@ RETRY_SECONDS = 0.5
 RETRY_MOST_SECONDS = 15.0
 _LOG_TAIL = 2000
 _CONCURRENT = 16
-_MOST_PAUSE_SECONDS = 60.0
-"""The longest pause before a refused compile is requested again. If a quota refuses it for longer, it is not."""
+"""Graphs of one job that are queued, or compile, at one time."""
 
 OnCompiled = Callable[[bool, str], Awaitable[None]]
 """Called for each graph: whether it was compiled now, and the error if it failed, or ''."""
@@ -48,13 +45,11 @@ class TrainingGraphCompiler:
     """Compiles the graphs of one namespace's training jobs."""
 
     namespace: str
-    cache: ArtifactCache
-    begin: BeginCompile
-    followers: Followers
+    compiles: JobCompiles
     admission: Admission
     saved_requests: SavedRequests
     seconds: float
-    """How long a graph may wait for a worker that nobody else wants."""
+    """How long a graph may wait for a worker."""
 
     async def compile(self, bodies: Sequence[bytes], *, source: bool, on_compiled: OnCompiled) -> None:
         """Compile the graphs that the cache lacks. Raises what `on_compiled` raises."""
@@ -78,30 +73,27 @@ class TrainingGraphCompiler:
     async def _one(self, body: bytes, *, source: bool) -> bool:
         """Whether the graph was compiled now. Raises the compile's error."""
         request = await self.admission.parse(body, namespace=self.namespace)
-        fresh = False
-        while True:
-            if await retry_while_down(lambda: self.cache.lookup(request.key, "fetch")) is not None:
-                return fresh
-            if request.kernels and not source:
-                raise RelayError(
-                    f"the token that started the job may not send source: the Triton kernel {request.kernels[0]!r}"
+        loop = asyncio.get_running_loop()
+
+        async def refused(error: Overloaded | OverQuota) -> None:
+            if isinstance(error, OverQuota) and (error.retry_after or 0) > MOST_PAUSE_SECONDS:
+                raise error  # it may take hours; ranks compile it themselves
+            limit.reschedule(loop.time() + self.seconds + MOST_PAUSE_SECONDS)
+
+        async def told(progress: compiles.CompileProgress) -> None:
+            if progress.stage != "queued":
+                limit.reschedule(None)
+
+        try:
+            async with asyncio.timeout(self.seconds) as limit:
+                _, fresh = await self.compiles.compiled(
+                    request, body, source=source, on_refused=refused, on_progress=told
                 )
-            try:
-                async with asyncio.timeout(self.seconds):
-                    answer = await retry_while_down(lambda: self.begin(request, body))
-            except TimeoutError:
-                raise CompileTimeout(f"no worker was free within {self.seconds:g} s") from None
-            except (Overloaded, OverQuota) as error:
-                pause = error.retry_after or 5
-                if isinstance(error, OverQuota) and pause > _MOST_PAUSE_SECONDS:
-                    raise  # it may take hours; ranks compile it themselves
-                await asyncio.sleep(max(1.0, min(pause, _MOST_PAUSE_SECONDS)))
-                continue
-            if answer == "start":
-                await self.saved_requests.note(request.key, body)
-            if answer != "hit":
-                fresh = True
-                await self.followers.follow(request.key)
+        except TimeoutError:
+            raise CompileTimeout(f"no worker was free within {self.seconds:g} s") from None
+        if fresh:
+            await self.saved_requests.note(request.key, body)
+        return fresh
 
 
 @dataclass(frozen=True, kw_only=True)

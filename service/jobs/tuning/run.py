@@ -28,21 +28,18 @@ from ....compiler.api.tuning.jobs import (
     TuneResult,
 )
 from ....compiler.artifact import manifest as artifact_manifest
-from ....compiler.errors import CompileFailed, Overloaded, OverQuota, RelayError
+from ....compiler.errors import CompileFailed, RelayError
 from ....compiler.tuning.queries import SearchRequest, SearchResult, TuningQuery, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry, parse_problem_text
 from ...admission.admit import Admission
-from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import run_together
 from ...cache.artifact_cache import ArtifactCache
-from ...cache.found_artifact import FoundArtifact
-from ...compile.followers import Followers
-from ...compile.intake import BeginCompile
 from ...compile.search.compile_queries import OnQuery
 from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
 from ...compile.search.task import SearchState, SearchTarget, SearchTask
 from ...storage.redis.retry import retry_while_down
+from ..compiles import JobCompiles
 from ..controller import JobLost, JobRun
 from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
 
@@ -53,8 +50,6 @@ _ALL_TIMINGS = 1 << 16
 _FAILURES = 64
 _WHY = 300
 _BUDGET = "the job's budget was spent before"
-_MOST_PAUSE_SECONDS = 60.0
-"""The longest pause before a compile that was refused for now is requested again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +59,8 @@ class TuningJobParts:
     namespace: str
     jobs: TuningJobs
     queue: SearchQueue
-    begin: BeginCompile
+    compiles: JobCompiles
     listening: Callable[[str, OnQuery], AbstractContextManager[None]]
-    followers: Followers
     cache: ArtifactCache
     tunings: TuningDatabase
     admission: Admission
@@ -216,10 +210,14 @@ class TuningJobRun(JobRun):
         body = self.loaded.bodies[n]
         request = await parts.admission.parse(body, namespace=parts.namespace)
         queries = _QueryLog(parts.queue)
-        found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
-        if found is None:
-            with parts.listening(request.key, queries):
-                found = await self._compiled(n, request, body)
+        with parts.listening(request.key, queries):
+            found, _ = await parts.compiles.compiled(
+                request,
+                body,
+                source=True,
+                on_refused=functools.partial(self._on_refused, n),
+                on_progress=functools.partial(self._on_compile_progress, n),
+            )
         manifest = await retry_while_down(lambda: parts.cache.manifest(found))
         entries = list(queries.entries.values())
         for entry in entries:
@@ -259,25 +257,13 @@ class TuningJobRun(JobRun):
                 found += await retry_while_down(functools.partial(self._parts.tunings.known, place, batch))
         return found
 
-    async def _compiled(self, n: int, request: CompileRequest, body: bytes) -> FoundArtifact:
-        """The artifact, compiled once a worker is idle that nobody else wants. Raises the compile's error."""
-        parts = self._parts
-        while True:
-            try:
-                answer = await retry_while_down(lambda: parts.begin(request, body))
-            except (Overloaded, OverQuota) as error:
-                await self._record_quietly(self._progress_of(n, "waiting", error.message))
-                await asyncio.sleep(max(1.0, min(error.retry_after or 5, _MOST_PAUSE_SECONDS)))
-                continue
-            if answer != "hit":
-                await self._record_quietly(self._progress_of(n, "searching", "compiles"))
-                await parts.followers.follow(request.key, functools.partial(self._on_compile_progress, n))
-            found = await retry_while_down(lambda: parts.cache.lookup(request.key, "fetch"))
-            if found is not None:
-                return found
+    async def _on_refused(self, n: int, error: RelayError) -> None:
+        await self._record_quietly(self._progress_of(n, "waiting", error.message))
 
     async def _on_compile_progress(self, n: int, progress: compiles.CompileProgress) -> None:
-        if progress.stage == "autotune" and progress.detail:
+        if progress.stage == "aot":
+            await self._record_quietly(self._progress_of(n, "searching", "compiles"))
+        elif progress.stage == "autotune" and progress.detail:
             await self._record_quietly(self._progress_of(n, "searching", progress.detail))
 
     # --- recording -----------------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class Keys:
         dispatcher may take it, ms: since it was queued, or from the end of its lease."""
         self.pending_bytes = f"{prefix}pending_bytes"
         """Hash: the name of a lease in `pending` to the bytes of its request."""
+        self.pending_priorities = f"{prefix}pending_priorities"
+        """Hash: the name of a lease in `pending` to its priority (single_flight.Priority), of what a job has queued."""
         self.open_jobs = f"{prefix}open_jobs"
         """Sorted set: jobs of all namespaces that have not ended, each by its key; from when on a dispatcher may take
         it, ms."""
@@ -126,7 +128,8 @@ class Keys:
         self.fence = f"{prefix}fence"
         """The highest fence given out."""
         self.active = f"{prefix}active"
-        """Sorted set: keys queued or in compile by when they expire, ms: with the lease, or with what is queued."""
+        """Sorted set: keys queued or in compile by when they expire, ms: with the lease, or with what is queued. What a
+        job has queued is there once it is taken."""
         self.stats = f"{prefix}stats"
         self.fallbacks = f"{prefix}fallbacks"
         """Hash: error code to the number of clients' fallbacks."""
@@ -201,6 +204,7 @@ class Keys:
             self.pending,
             self.changed,
             self.pending_bytes,
+            self.pending_priorities,
         ]
 
     def slot_keys(self, group: str) -> list[str]:

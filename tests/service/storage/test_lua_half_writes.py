@@ -69,6 +69,7 @@ QUEUED: list[tuple[Argument, ...]] = [
     ("ZADD", KEYS.waiters(KEY), FUTURE, "waiter"),
     ("SET", KEYS.fence, 1),
 ]
+OF_JOB: tuple[Argument, ...] = ("HSET", KEYS.pending_priorities, KEYS.lease(KEY), 2)
 LEASED: list[tuple[Argument, ...]] = [*QUEUED, ("SET", KEYS.lease(KEY), "me:1")]
 QUOTA: list[tuple[Argument, ...]] = [
     ("HSET", KEYS.namespaces, "default", '{"compiles":9,"compile_seconds":100,"bytes":100}', "team", "{}"),
@@ -83,9 +84,10 @@ def acquire(
     body: str = "body",
     finish: int = 0,
     limits: Sequence[Argument] = (10, "default", "default", 0, 0.0),
+    priority: int = 0,
 ) -> Call:
     """limits: most queued, namespace, default, most compiles, most seconds."""
-    args = [*renewal(owner, body), finish, mode, "compiles", *limits, "trace", 1 << 30]
+    args = [*renewal(owner, body), finish, mode, "compiles", *limits, "trace", 1 << 30, priority]
     return Call("acquire", KEYS.compile_keys(KEY), args, stored)
 
 
@@ -97,8 +99,9 @@ def renew(*stored: tuple[Argument, ...], owner: str = "me", body: str = "") -> C
     return Call("renew", KEYS.compile_keys(KEY), renewal(owner, body), stored)
 
 
-def leased(script: str, *args: Argument) -> Call:
-    return Call(script, KEYS.compile_keys(KEY), [KEY, "me:1", *args], [*LEASED, ("SET", KEYS.kills(KEY), 1)])
+def leased(script: str, *args: Argument, stored: Sequence[tuple[Argument, ...]] = ()) -> Call:
+    kills = ("SET", KEYS.kills(KEY), 1)
+    return Call(script, KEYS.compile_keys(KEY), [KEY, "me:1", *args], [*LEASED, kills, *stored])
 
 
 COMPILES = [
@@ -115,8 +118,14 @@ COMPILES = [
     acquire("queue", *QUOTA, limits=(0, "default", "default", 0, 0.0)),
     acquire("queue", ("ZADD", KEYS.active, FUTURE, OTHER), limits=(10, "team", "default", 1, 1.5)),
     acquire("queue", ("SET", KEYS.spent, 9000), limits=(10, "team", "default", 1, 1.5)),
-    acquire("queue", ("HSET", KEYS.pending_bytes, KEYS.lease(KEY), 9), *QUOTA),
+    acquire("queue", ("HSET", KEYS.pending_bytes, KEYS.lease(KEY), 9), OF_JOB, *QUOTA),
+    acquire("queue", *QUOTA, priority=2),
+    acquire("queue", *QUEUED, OF_JOB),
+    acquire("queue", *QUEUED, OF_JOB, priority=1),
+    acquire("queue", *LEASED, OF_JOB, owner="other"),
     acquire("take", *QUEUED),
+    acquire("take", *QUEUED, OF_JOB),
+    acquire("take", *QUEUED, OF_JOB, limits=(10, "default", "default", 1, 0.0)),
     acquire("take", *LEASED),
     acquire("take", *QUEUED[4:5]),
     renew(*LEASED),
@@ -129,6 +138,7 @@ COMPILES = [
     leased("fail", HOUR, KEYS.wake, "{}", "detail", 1000, HOUR),
     leased("fail", HOUR, KEYS.wake, "{}", "detail", 1000, 0),
     leased("release", KEYS.wake, HOUR, "compiles"),
+    leased("release", KEYS.wake, HOUR, "compiles", stored=[OF_JOB]),
     Call("snapshot", [KEYS.events(KEY), KEYS.lease(KEY), KEYS.index(KEY), KEYS.pending], ["0-0"], LEASED),
 ]
 

@@ -22,6 +22,7 @@ from torchrelay.service.jobs.training import records as training_records
 from torchrelay.service.jobs.training.files import TrainingFiles
 from torchrelay.service.jobs.training.progress import TrainingJobProgress
 from torchrelay.service.jobs.training.run import TrainingJobRun
+from torchrelay.service.storage.redis.keys import Keys
 from training_parts import (
     PACKAGE,
     STEPS,
@@ -486,6 +487,36 @@ def test_a_persons_compile_goes_before_a_jobs_graphs_that_wait(
     assert ended(http, job)["compiles"]["compiled"] == 6
     assert pool.calls.index(person) == 1
     assert len(pool.calls) == 7
+
+
+def test_a_graph_that_a_job_and_a_person_want_compiles_once_and_before_the_jobs_others(
+    http: httpx2.Client, pool: TrainingPool
+) -> None:
+    pool.idle = 0
+    pool.captured = [graph(24 + 8 * n) for n in range(6)]
+    job = begun(http)
+    wait_until(lambda: http.get("/v1/stats").json()["misses"] == 6, seconds=20)
+    answer = post(http, pool.captured[-1])
+    assert answer.headers["x-torchrelay-cache"] == "coalesced"
+    pool.idle = 1
+    pool.changed()
+    assert ended(http, job)["compiles"]["compiled"] == 6
+    assert pool.calls[0] == answer.json()["key"]
+    assert len(pool.calls) == len(set(pool.calls)) == 6
+
+
+def test_what_a_cancelled_job_has_queued_is_withdrawn(
+    http: httpx2.Client, pool: TrainingPool, redis_server: RedisServer
+) -> None:
+    pool.idle = 0
+    pool.captured = [graph(24 + 8 * n) for n in range(3)]
+    job = begun(http)
+    with redis_server.client() as redis:
+        wait_until(lambda: redis.zcard(Keys("torchrelay:").pending) == 3, seconds=20)
+        http.post(f"/v1/trains/{job}/cancel")
+        assert ended(http, job)["state"] == "cancelled"
+        wait_until(lambda: redis.zcard(Keys("torchrelay:").pending) == 0, seconds=30)
+    assert not pool.calls
 
 
 def test_a_page_of_a_ranks_logs_reads_few_segments_and_the_next_page_goes_on(

@@ -2,7 +2,9 @@
 -- asks without the body is told if it is needed; then only the time of that is noted.
 -- KEYS: Keys.compile_keys. mode: 'queue': for any dispatcher; 'take': take the lease of a compile that is queued, or
 -- whose holder died. what: which workers it needs, for dispatchers. most_compiles,
--- most_seconds: limits of a namespace without its own quota (0: no limit). trace: the caller's span.
+-- most_seconds: limits of a namespace without its own quota (0: no limit). trace: the caller's span. priority: see
+-- single_flight.Priority; 0: a person waits. Jobs hold at most half of the queue, and what they have in it counts as
+-- their namespace's only once it is taken.
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
 --         {'lease', fence, body, how often it was taken, ms since it was queued, wanted 1 or 0,
 --          trace of whoever asked first, what},
@@ -10,13 +12,15 @@
 --         {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
 local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, changed,
-  body_bytes = unpack(KEYS)
+  body_bytes, priorities = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what, finish, mode = unpack(ARGV)
-local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace, most_bytes = unpack(ARGV, 11)
-check_arguments(18)
+local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace, most_bytes, priority = unpack(
+  ARGV, 11)
+check_arguments(19)
 lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
 most_queued, most_bytes = comparable(most_queued), comparable(most_bytes)
 most_compiles, most_seconds = comparable(most_compiles), comparable(most_seconds)
+priority = whole(priority, 0)
 local asking = mode == 'queue'
 
 local SENDING_MS = 500 -- who has not sent the body by then has gone away
@@ -37,6 +41,7 @@ if redis.call('EXISTS', index) == 1 then
   return {'hit'}
 end
 check_counters(redis.call('HMGET', run, 'joins', 'leases'))
+local standing = number_or(0, redis.call('HGET', priorities, lease))
 check_counters(redis.call('HMGET', stats, 'requests', 'refused', 'coalesced', 'overloaded', 'over_quota', 'misses'))
 local failure = asking and redis.call('GET', failed) -- what is queued was not refused
 if failure then
@@ -53,6 +58,14 @@ local function want()
   end
 end
 
+local function prioritize()
+  if priority > 0 then
+    redis.call('HSET', priorities, lease, integer(priority))
+  else
+    redis.call('HDEL', priorities, lease)
+  end
+end
+
 local held = redis.call('GET', lease)
 if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
@@ -63,6 +76,9 @@ if held then
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
     want()
+    if priority < standing then
+      prioritize()
+    end
   end
   count('coalesced')
   return {'wait'}
@@ -88,15 +104,24 @@ if not asking then
 elseif running and redis.call('ZSCORE', pending, lease) and redis.call('EXISTS', request) == 1 then
   redis.call('HINCRBY', run, 'joins', 1)
   want()
+  if priority < standing then
+    prioritize()
+    if priority == 0 then -- from here on it waits for a person
+      redis.call('HSET', run, 'started', integer(now))
+      redis.call('ZADD', active, integer(now + ttl_ms), key)
+      redis.call('ZADD', pending, integer(now), lease)
+    end
+  end
   count('coalesced')
   return {'wait'}
 end
 
 local limited = asking and not running
-if limited then
-  local quota = cjson.decode(redis.call('HGET', namespaces, namespace) or '{}')
-  most_compiles = comparable(quota.compiles or most_compiles)
-  most_seconds = comparable(quota.compile_seconds or most_seconds)
+local quota = cjson.decode(redis.call('HGET', namespaces, namespace) or '{}')
+most_compiles = comparable(quota.compiles or most_compiles)
+most_seconds = comparable(quota.compile_seconds or most_seconds)
+if limited and priority > 0 then
+  most_queued, most_bytes = math.ceil(most_queued / 2), math.max(most_bytes / 2, #body)
 end
 redis.call('ZREMRANGEBYSCORE', active, '-inf', integer(now))
 redis.call('ZREMRANGEBYSCORE', pending, '-inf', integer(now - ttl_ms))
@@ -115,14 +140,16 @@ local function held_bytes()
       own = own + (found[i]:sub(1, #mine) == mine and size or 0)
     else
       redis.call('HDEL', body_bytes, found[i])
+      redis.call('HDEL', priorities, found[i])
     end
   end
   return all, own
 end
 
+local own = redis.call('ZCARD', active)
+local at_quota = most_compiles > 0 and own >= most_compiles
 local function refusal()
-  local own = redis.call('ZCARD', active)
-  if most_compiles > 0 and own >= most_compiles then
+  if at_quota then
     return {'compiles', tostring(most_compiles)}
   end
   if most_seconds > 0 and number_or(0, redis.call('GET', spent)) >= most_seconds * 1000 then
@@ -149,6 +176,9 @@ local refused = limited and refusal() or nil
 if refused then
   count(refused[1] == 'overloaded' and 'overloaded' or 'over_quota')
   return refused
+end
+if not asking and standing > 0 and at_quota then
+  return {'wait'}
 end
 
 if body == '' then
@@ -183,12 +213,18 @@ local function report(detail)
 end
 if asking then
   redis.call('PEXPIRE', run, ttl_ms)
-  redis.call('ZADD', active, integer(now + ttl_ms), key)
+  prioritize()
+  if priority == 0 then
+    redis.call('ZADD', active, integer(now + ttl_ms), key)
+  end
   redis.call('ZADD', pending, integer(now), lease)
   report('')
   redis.call('PUBLISH', wake, compiles_wait)
   count('misses')
   return {'queued'}
+end
+if standing > 0 then -- a job waits as long as it has to: the deadline counts from here
+  redis.call('HSET', run, 'started', integer(now))
 end
 local number = next_fence(fence)
 redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)

@@ -1,6 +1,6 @@
 -- Give a lease back unfinished (the dispatcher stops); another one takes the compile over at once.
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence. Returns 1 or 0.
-local _, lease, _, active, _, _, run, _, _, _, _, _, _, pending = unpack(KEYS)
+local _, lease, _, active, _, _, run, _, _, _, _, _, _, pending, _, _, priorities = unpack(KEYS)
 local key, token, wake, ttl_ms, compiles_wait = unpack(ARGV)
 check_arguments(5)
 ttl_ms = whole(ttl_ms, 1)
@@ -8,11 +8,16 @@ if redis.call('GET', lease) ~= token then
   return 0
 end
 check_counters(redis.call('HMGET', run, 'leases'))
+local of_job = redis.call('HEXISTS', priorities, lease) == 1
 redis.call('DEL', lease)
 if redis.call('HEXISTS', run, 'leases') == 1 then
   redis.call('HINCRBY', run, 'leases', -1) -- it counts holders that died
 end
-redis.call('ZADD', active, integer(now + ttl_ms), key)
+if of_job then -- it counts for its namespace once it is taken
+  redis.call('ZREM', active, key)
+else
+  redis.call('ZADD', active, integer(now + ttl_ms), key)
+end
 redis.call('ZADD', pending, integer(now), lease)
 redis.call('PUBLISH', wake, key)
 redis.call('PUBLISH', wake, compiles_wait)
