@@ -1,7 +1,7 @@
 """Stage 6, worker side: sends a request's canonical bytes to a warm slot that fits; returns an unsigned artifact.
 
-The pool runs a Ray actor on every slot that the cluster's nodes offer, replaces those that die, and queues jobs for
-them. It imports neither torch nor, before `start`, Ray.
+The pool runs a Ray actor on every slot that the cluster's nodes offer, and replaces those that die. It imports neither
+torch nor, before `start`, Ray.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from ..compiler.api import compiles
 from ..compiler.api.training.events import NumberedEvent
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
-from ..compiler.errors import CompileKilled, CompileTimeout, Overloaded, RelayError, Unavailable
+from ..compiler.errors import CompileKilled, CompileTimeout, RelayError, Unavailable
 from ..compiler.request import schema
 from .messages import WorkerJob, WorkerLost
 from .process.private_folders import node_directory, short_directory
@@ -30,12 +30,13 @@ from .scheduling.job_messages import OnQuery, follow_job
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
 from .scheduling.ray_resources import node_resources
 from .scheduling.slot_claims import Claims, OwnSlots
-from .scheduling.slot_queue import (
+from .scheduling.slots import (
     DevicesHeld,
     SearchDevice,
     Slot,
     SlotPlace,
-    SlotQueue,
+    Slots,
+    WorkersBusy,
     offered_slots,
     slot_settings,
 )
@@ -51,6 +52,7 @@ __all__ = [  # all that service/ may use of workers/
     "SearchDevice",
     "WorkerLost",
     "WorkerPool",
+    "WorkersBusy",
     "after_placing",
     "become_subreaper",
     "descendants",
@@ -97,7 +99,7 @@ class WorkerPool:
         self._cluster: RayCluster | None = None
         self._claims = claims
         self._own_slots: OwnSlots | None = None
-        self._slots = SlotQueue()
+        self._slots = Slots()
         self.queued = 0
         """Compiles that the caller holds back until there is room."""
         self.overdue: Mapping[str, int] = {}
@@ -152,7 +154,7 @@ class WorkerPool:
         self._slots.all.clear()
         self._leaving.clear()
         self._slots.elsewhere = 0
-        self._slots.serve()
+        self._slots.on_change()
         for ending in list(self._endings):
             ending.cancel()
         if self._own_slots is not None:
@@ -206,22 +208,27 @@ class WorkerPool:
         holds_source: bool = True,
         trace_id: str = "",
     ) -> bytes:
-        """Compile canonical request bytes on a slot that fits; waiting in the queue counts to the deadline.
+        """Compile canonical request bytes on an idle slot that fits.
 
         holds_source: the compile runs its caller's source, so others do not get the libraries that it builds. trace_id:
         for its log lines.
 
         on_query: answers the compile's queries (a queries.TuningQuery, encoded) with a queries.KnownEntries, encoded,
         or b'' for no answer. At most queries.OPEN_QUERY_LIMIT calls run at once; its end cancels them.
-        Cancelling the caller kills the job's processes. Raises NoWorker, Overloaded, CompileTimeout,
+        Cancelling the caller kills the job's processes. Raises NoWorker, WorkersBusy, CompileTimeout,
         CompileKilled, and what the compile itself raised.
         """
         until = asyncio.get_running_loop().time() + deadline_seconds
-        slot = await self._take_slot(namespace, toolchain, target, deadline_seconds, on_progress)
+        slot = self._slots.take(toolchain, target)
         job_id = uuid.uuid4().hex
-        left = until - asyncio.get_running_loop().time()
         job = WorkerJob(
-            key, request_bytes, left, target, namespace, holds_source=holds_source, trace_id=trace_id
+            key,
+            request_bytes,
+            deadline_seconds,
+            target,
+            namespace,
+            holds_source=holds_source,
+            trace_id=trace_id,
         )
         running = self._begin_job(slot, self._run(slot, job_id, job, on_progress, on_query))
         late = f"worker {slot.worker} did not answer within the deadline of {deadline_seconds:g} s"
@@ -233,8 +240,8 @@ class WorkerPool:
         return self._slots.search_devices(toolchain, target)
 
     def waiting(self) -> int:
-        """Compiles that wait for a worker, here or at the caller."""
-        return self._slots.waiting() + self.queued
+        """Compiles that wait for a worker."""
+        return self.queued
 
     async def search(
         self,
@@ -361,31 +368,6 @@ class WorkerPool:
         finally:
             slot.searching, slot.search, slot.yielded = False, "", ""
 
-    async def _take_slot(
-        self,
-        namespace: str,
-        toolchain: schema.Toolchain,
-        target: schema.Target,
-        seconds: float,
-        on_progress: Callable[[compiles.Stage, str], None],
-    ) -> Slot:
-        ahead = self._slots.waiting()
-        if ahead >= self._settings.queue_limit:
-            raise Overloaded(f"{ahead} compiles wait for a worker, the most that may")
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._slots.take(
-                    namespace,
-                    toolchain,
-                    target,
-                    lambda n: on_progress("queued", f"{n} ahead of it in the worker queue"),
-                )
-        except TimeoutError:
-            raise CompileTimeout(
-                f"no worker was free within the deadline of {seconds:g} s",
-                hint="Add workers, or raise the compile deadline in the service's settings",
-            ) from None
-
     async def _run(
         self,
         slot: Slot,
@@ -444,7 +426,7 @@ class WorkerPool:
 
     async def _watch(self, cluster: RayCluster) -> None:
         """Start Ray again once servers of it that this process has started are gone, and say so meanwhile. What ran is
-        lost; what waits goes on waiting."""
+        lost."""
         silent = False
         while not (why := cluster.lost()):
             await asyncio.sleep(_WATCH_SECONDS)
@@ -478,7 +460,7 @@ class WorkerPool:
             slot.actor, slot.lost = None, why  # nobody is to be asked to end it
         for task in [*ending, *(task for task, slot in self._running.items() if slot.lost)]:
             task.cancel()
-        self._slots.serve()
+        self._slots.on_change()
         await asyncio.wait([*ending, asyncio.create_task(cluster.leave_lost())])
         self._cluster = None
 
@@ -518,7 +500,7 @@ class WorkerPool:
                 if place in own and place not in self._slots.all and place not in self._leaving:
                     self._slots.all[place] = Slot(node, place)
                     self._begin(self._slots.all[place])
-        self._slots.serve()
+        self._slots.on_change()
 
     def _begin(self, slot: Slot) -> None:
         assert self._cluster is not None
@@ -556,7 +538,7 @@ class WorkerPool:
                     backoff = _BACKOFF_SECONDS[0]
                     self._note("workers", None)
                     log.info("worker %s is warm", slot.worker)
-                    self._slots.serve()
+                    self._slots.on_change()
                     await slot.actor.lost.remote()
                     slot.state = "starting"
                     log.warning("worker %s has lost its fork server; another one starts", slot.worker)
@@ -578,7 +560,7 @@ class WorkerPool:
                 if slot.actor is not None:
                     RayCluster.remove(slot.actor)
             slot.state = "starting"
-            self._slots.serve()
+            self._slots.on_change()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, longest)
 

@@ -117,6 +117,4 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """Of the whole cluster, once the autoscaler has added all nodes that it may."""
     autoscale_gpus: int = 0
     """As well."""
-    queue_limit: int = 256
-    """Jobs that wait for a slot; past it, Overloaded."""
     engine: str = ENGINE

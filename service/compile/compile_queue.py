@@ -27,7 +27,6 @@ class QueuedRequest(NamedTuple):
     body: bytes
     needs: CompileNeeds
     finish: bool
-    priority: Priority = Priority.PERSON
 
 
 class QueuedRequests:
@@ -69,31 +68,26 @@ class CompileQueue:
         dispatcher: str = "",
     ) -> Literal["hit", "wait", "queued"]:
         """Makes sure that this is compiled. "hit": it was published a moment ago. "wait": it was queued before.
-        dispatcher: see CompileNeeds.
+        priority, dispatcher: see CompileNeeds.
 
         Raises Overloaded, OverQuota, the remembered error of a compile that just failed, RedisError.
         """
-        needs = msgspec.structs.replace(self._leases.needs(request), dispatcher=dispatcher)
+        needs = self._leases.needs(request)
+        needs = msgspec.structs.replace(needs, priority=priority, dispatcher=dispatcher)
         key = request.key
-        queued = QueuedRequest(body, needs, finish, priority)
         if (first := self._first.get(key)) is not None:
             await first.wait()  # of a thousand that ask together, one sends the body
-            answer = await self._queue(key, queued)
+            answer = await self._leases.queue(key, body, needs, finish=finish)
         else:
             first = self._first[key] = asyncio.Event()
             try:
-                answer = await self._queue(key, queued)
+                answer = await self._leases.queue(key, body, needs, finish=finish)
             finally:
                 del self._first[key]
                 first.set()
         if answer != "hit":
-            self._queued.put(self._namespace, key, queued)
+            self._queued.put(self._namespace, key, QueuedRequest(body, needs, finish))
         return answer
-
-    async def _queue(self, key: str, queued: QueuedRequest) -> Literal["hit", "wait", "queued"]:
-        return await self._leases.queue(
-            key, queued.body, queued.needs, finish=queued.finish, priority=queued.priority
-        )
 
     async def ask_again(self, key: str) -> bool:
         """Queues again what was asked for here and Redis has lost; false if it is not known any more, or is refused.
@@ -102,7 +96,7 @@ class CompileQueue:
         if queued is None:
             return False
         try:
-            answer = await self._queue(key, queued)
+            answer = await self._leases.queue(key, queued.body, queued.needs, finish=queued.finish)
         except RelayError as error:
             log.warning("lost_compile_refused", key=key, error=error.message)
             return False

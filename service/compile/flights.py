@@ -38,7 +38,7 @@ from ...compiler.errors import (
 from ...compiler.request.schema import REVISION
 from ...compiler.tuning.queries import TuningQuery
 from ...compiler.tuning.records import TuningEntry
-from ...workers.pool import WorkerPool
+from ...workers.pool import WorkerPool, WorkersBusy
 from ..admission.admit import Admission
 from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
@@ -62,7 +62,7 @@ log = structlog.get_logger(__name__)
 _MOST_HOLDERS = 3
 """A compile is not taken over from more dispatchers that died: its artifact may be what kills them."""
 ATTEMPTS = 2
-"""A compile whose worker dies (its node went away, for example) is tried once more, on another worker if possible."""
+"""A compile whose worker dies (its node went away, for example) is queued once more."""
 REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOption)
 """Errors that the same request would meet again. They are remembered for a while."""
 POISON = (CompileKilled, CompileTimeout)
@@ -85,8 +85,10 @@ class Flight:
         self.lease = lease
         self.nowhere = nowhere
         self.began = time.monotonic()
+        self.placed = False
+        """It has a worker."""
         self.working: float | None = None
-        """Since when a worker compiles it."""
+        """Since when that compiles it."""
         self.worked = 0.0
         """Seconds that a worker spent on it."""
         self.deadly = False
@@ -99,7 +101,14 @@ class Flight:
     @property
     def waits(self) -> bool:
         """Whether it has no worker yet."""
-        return self.working is None and not self.over
+        return not (self.placed or self.over)
+
+
+class _GiveBack(Exception):
+    """The compile goes back to the queue: there is no worker for it here now. killed: its worker has died of it."""
+
+    def __init__(self, *, killed: bool) -> None:
+        self.killed = killed
 
 
 class Flights:
@@ -210,8 +219,8 @@ class Flights:
                 return
             await end(renewer)
             flight.over = True
-            if self._left_to_others(flight, worker.exception()):
-                await self._leases.release(flight.lease)
+            if isinstance(back := worker.exception(), _GiveBack):
+                await self._leases.release(flight.lease, killed=back.killed)
             else:
                 await self._report_failure(flight, worker, span)
         except asyncio.CancelledError:
@@ -223,13 +232,6 @@ class Flights:
         finally:
             flight.over = True
             await self._charge(flight)
-
-    def _left_to_others(self, flight: Flight, failure: BaseException | None) -> bool:
-        """Whether the last worker for it has gone from here: another dispatcher may have one. If none has, the compile
-        is taken again, as one that is for nowhere."""
-        needs = flight.lease.needs
-        gone = isinstance(failure, NoWorker) and self._pool.room(needs.toolchain, needs.target) is None
-        return gone and not flight.nowhere
 
     async def _charge(self, flight: Flight) -> None:
         """Counts what a worker spent, whatever the result."""
@@ -314,13 +316,19 @@ class Flights:
         reporter = asyncio.create_task(self._report(flight, steps))
         until = flight.began + self._settings.compile_deadline_seconds - flight.lease.waited
         try:
-            for _ in range(ATTEMPTS - 1):
-                try:
-                    return await self._compile_on_worker(request, until, on_progress)
-                except CompileKilled as error:
-                    log.warning("compile_retried", key=request.key, error=error.message)
-                    on_progress("queued", f"trying again: {error.message}")
-            return await self._compile_on_worker(request, until, on_progress)
+            return await self._compile_on_worker(flight, request, until, on_progress)
+        except WorkersBusy:
+            raise _GiveBack(killed=False) from None
+        except CompileKilled as error:
+            if flight.lease.killed + 1 >= ATTEMPTS:
+                raise
+            log.warning("compile_retried", key=request.key, error=error.message)
+            on_progress("queued", f"trying again: {error.message}")
+            raise _GiveBack(killed=True) from None
+        except NoWorker:
+            if flight.nowhere or self._pool.room(request.toolchain, request.target) is not None:
+                raise
+            raise _GiveBack(killed=False) from None
         finally:
             if flight.working is not None:
                 flight.worked = time.monotonic() - flight.working
@@ -328,9 +336,13 @@ class Flights:
             await asyncio.wait({reporter})
 
     async def _compile_on_worker(
-        self, request: CompileRequest, until: float, on_progress: Callable[[compiles.Stage, str], None]
+        self,
+        flight: Flight,
+        request: CompileRequest,
+        until: float,
+        on_progress: Callable[[compiles.Stage, str], None],
     ) -> bytes:
-        """until: the deadline of all attempts, on the monotonic clock."""
+        """until: the deadline, on the monotonic clock."""
         left = max(0.0, until - time.monotonic())
         if request.threads is not None:
             self._searches.expect(SearchTarget(request.toolchain, request.target, request.threads))
@@ -338,6 +350,7 @@ class Flights:
         queries = CompileQueries(self._tunings, self._searches, request, on_query)
         try:
             async with asyncio.timeout(left + _POOL_GRACE_SECONDS):
+                flight.placed = True  # the pool gives it an idle worker at once, or refuses
                 return await self._pool.compile(
                     request.canonical,
                     key=request.key,

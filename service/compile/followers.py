@@ -64,17 +64,13 @@ class FollowedCompile:
         changed.set()
 
 
-async def _never(key: str) -> bool:
-    return False
-
-
 class Followers:
     def __init__(
         self,
         events: CompileEvents,
         notifications: Notifications,
         settings: ServiceSettings,
-        ask_again: Callable[[str], Awaitable[bool]] = _never,
+        ask_again: Callable[[str], Awaitable[bool]],
     ) -> None:
         """ask_again: queues a key's compile again, if it can. Raises RedisError."""
         self._events = events

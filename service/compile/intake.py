@@ -27,6 +27,9 @@ log = structlog.get_logger(__name__)
 
 _OVERDUE_SECONDS = 2.0
 """A compile that waits longer is one for which there are too few workers."""
+_WITHDRAW_SECONDS = 5.0
+"""What a job has queued is withdrawn if the job has not waited for it for so long; after an outage of Redis it may take
+a moment until the job says so again."""
 _HANDOVER_SECONDS = 15.0
 """A dead dispatcher's slots are another's after this time (slot_claims.py)."""
 
@@ -102,8 +105,9 @@ class CompileIntake:
                 flights = await self._flights_of(compile.namespace)
             except NotFound:
                 continue
-            if not compile.wanted:
-                await flights.take(compile.key, compile.needs)
+            if compile.unwanted:
+                if compile.unwanted > _WITHDRAW_SECONDS:
+                    await flights.take(compile.key, compile.needs)  # it ends at once
                 continue
             free = self._room(compile.needs)
             if await self._is_left_to_others(compile, free):

@@ -15,14 +15,14 @@ log = structlog.get_logger(__name__)
 
 
 class PendingCompile(Struct, frozen=True):
-    """waited: seconds since any dispatcher may take it. wanted: False for what no job waits for any more."""
+    """waited: seconds since any dispatcher may take it. unwanted: for how many seconds no job has waited for it."""
 
     namespace: str
     key: str
     needs: CompileNeeds
     waited: float = 0.0
     priority: Priority = Priority.PERSON
-    wanted: bool = True
+    unwanted: float = 0.0
 
 
 class PendingCompiles:
@@ -31,6 +31,8 @@ class PendingCompiles:
         self._redis = redis
         self._keys = keys
         self._most = most
+        self._unwanted: dict[str, float] = {}
+        """What no job waits for, by the lease's name; since when, ms."""
         self._known: dict[str, PendingCompile] = {}
         """Those of the last look, by the lease's name. A cache key has always the same needs."""
 
@@ -51,19 +53,19 @@ class PendingCompiles:
         leases = list(scores)
         await self._read([lease for lease in leases if lease not in self._known])
         self._known = {lease: self._known[lease] for lease in leases if lease in self._known}
-        priorities, unwanted = await self._of_jobs(now)
+        priorities = await self._of_jobs(now)
         return [
             msgspec.structs.replace(
                 compile,
                 waited=(now - scores[lease]) / 1000,
                 priority=priorities.get(lease, Priority.PERSON),
-                wanted=lease not in unwanted,
+                unwanted=(now - self._unwanted.get(lease, now)) / 1000,
             )
             for lease, compile in self._known.items()
         ]
 
-    async def _of_jobs(self, now: int) -> tuple[dict[str, Priority], set[str]]:
-        """The priorities of what jobs have queued, and which of it nobody waits for."""
+    async def _of_jobs(self, now: int) -> dict[str, Priority]:
+        """The priorities of what jobs have queued. Notes what of it nobody waits for."""
         found = await self._redis.hgetall(self._keys.pending_priorities)
         priorities = {lease.decode(): Priority(int(priority)) for lease, priority in found.items()}
         due = [lease for lease in priorities if lease in self._known]
@@ -71,7 +73,9 @@ class PendingCompiles:
             for compile in map(self._known.__getitem__, due):
                 pipe.zcount(self._keys.of(compile.namespace).waiters(compile.key), now, "+inf")
             waiters = await pipe.execute()
-        return priorities, {lease for lease, count in zip(due, waiters, strict=True) if not count}
+        unwanted = [lease for lease, count in zip(due, waiters, strict=True) if not count]
+        self._unwanted = {lease: self._unwanted.get(lease, now - 1) for lease in unwanted}
+        return priorities
 
     async def _read(self, leases: list[str]) -> None:
         named = {lease: self._keys.leased(lease) for lease in leases}

@@ -49,6 +49,8 @@ class CompileNeeds(Struct, frozen=True):
     """Of the gateway that made its key (schema.REVISION)."""
     unkeyed: str = ""
     """A digest of what a failure depends on besides the key: a request that differs in it is compiled all the same."""
+    priority: Priority = Priority.PERSON
+    """With which it is queued."""
     dispatcher: str = ""
     """Of a tuning job: the dispatcher that runs it, and hears of what the compile searches if it takes it."""
 
@@ -69,6 +71,8 @@ class Lease(Struct, frozen=True):
     """Whether a client waited for it then."""
     trace: TraceContext | None = None
     """The span of whoever asked first."""
+    killed: int = 0
+    """How many workers have died of it."""
 
     @property
     def token(self) -> str:
@@ -102,20 +106,14 @@ class Leases:
         )
 
     async def queue(
-        self,
-        key: str,
-        body: bytes,
-        needs: CompileNeeds,
-        *,
-        finish: bool,
-        priority: Priority = Priority.PERSON,
+        self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
     ) -> Literal["hit", "wait", "queued"]:
         """Queues the compile of `key` for a dispatcher. "wait": it is queued already, or runs. "hit": the artifact is
         cached by now. What is queued at a lower priority gets this one.
 
         Raises Overloaded, OverQuota, or the remembered error of a compile that just failed.
         """
-        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, finish=finish, priority=priority)
+        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, finish=finish, mode="queue")
         while (answer := await ask(b"")) == [b"later"]:  # another gateway is sending the body
             await asyncio.sleep(_LATER_SECONDS)
         return self._queued(await ask(body) if answer == [b"body"] else answer)
@@ -158,8 +156,8 @@ class Leases:
         """Takes the lease of a compile that is queued, or whose holder died; None if that lives, or if the compile is
         over or not known."""
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, b"", needs=needs):
-            case [b"lease", fence, body, taken, waited_ms, wanted, trace, what]:
+        match await self._acquire(key, owner, b"", needs=needs, finish=False, mode="take"):
+            case [b"lease", fence, body, taken, waited_ms, wanted, trace, what, killed]:
                 return Lease(
                     key,
                     owner,
@@ -170,6 +168,7 @@ class Leases:
                     int(waited_ms) / 1000,
                     wanted=bool(int(wanted)),
                     trace=parse_traceparent(trace.decode()),
+                    killed=int(killed),
                 )
         return None
 
@@ -180,17 +179,16 @@ class Leases:
         body: bytes,
         *,
         needs: CompileNeeds,
-        finish: bool = False,
-        priority: Priority | None = None,
+        finish: bool,
+        mode: Literal["queue", "take"],
     ) -> list[bytes]:
-        """priority: None to take the lease."""
         keys, settings = self._keys, self._settings
         answer: list[bytes] = await self._scripts.acquire(
             keys=keys.compile_keys(key, needs.unkeyed),
             args=[
                 *self._renewal(key, owner, body, needs),
                 int(finish),
-                "take" if priority is None else "queue",
+                mode,
                 COMPILES_WAIT,
                 settings.max_queued,
                 keys.namespace,
@@ -199,7 +197,7 @@ class Leases:
                 settings.namespace_compile_seconds,
                 trace_header(),
                 settings.queued_bytes,
-                int(priority or 0),
+                int(needs.priority),
             ],
         )
         return answer
@@ -266,9 +264,9 @@ class Leases:
             keys=[self._keys.spent, self._keys.stats, self._keys.changed], args=[f"{seconds:.6f}", period_ms]
         )
 
-    async def release(self, lease: Lease) -> None:
-        """Gives the lease back unfinished, so that another dispatcher takes over at once."""
+    async def release(self, lease: Lease, *, killed: bool = False) -> None:
+        """Gives the lease back unfinished, so that a dispatcher takes it at once. killed: its worker has died of it."""
         await self._scripts.release(
             keys=self._keys.compile_keys(lease.key),
-            args=[lease.key, lease.token, self._keys.wake, self._ttl_ms, COMPILES_WAIT],
+            args=[lease.key, lease.token, self._keys.wake, self._ttl_ms, COMPILES_WAIT, int(killed)],
         )

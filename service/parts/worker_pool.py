@@ -16,7 +16,6 @@ def worker_pool(settings: ServiceSettings, claims: Claims | None = None) -> Work
             cpu_slots=settings.cpu_slots,
             gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
             toolchains=settings.toolchain_pythons,
-            queue_limit=settings.max_queued,
             memory_limit_bytes=settings.worker_memory_limit_bytes,
             request_limits=settings.limits,
             kernels_dir=settings.kernels_location,

@@ -20,7 +20,7 @@ from ...compiler.errors import Unavailable
 from ..settings import PoolSettings
 from .ray_cluster import RayCluster, RayNode
 from .ray_resources import ACTOR_SHARE, CPU_SLOTS, OFFER
-from .slot_queue import Slot, SlotQueue
+from .slots import Slot, Slots
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Autoscaling:
         self,
         settings: PoolSettings,
         cluster: RayCluster,
-        slots: SlotQueue,
+        slots: Slots,
         wake: Callable[[Slot], None],
         retire: Callable[[Slot], Awaitable[None]],
     ) -> None:
@@ -47,10 +47,10 @@ class Autoscaling:
         self._asked = settings.autoscale_idle_seconds > 0  # a process before this one may have left a request
 
     async def adjust(self, nodes: Sequence[RayNode], overdue: Mapping[str, int]) -> None:
-        """overdue: compiles outside the queue that wait for a slot, by the kind of device. Raises Unavailable."""
+        """overdue: compiles that wait for a slot, by the kind of device. Raises Unavailable."""
         if not self._settings.autoscale_idle_seconds:
             return
-        waiting = self._slots.waiting_by_kind() + Counter(overdue)
+        waiting = Counter(overdue)
         searches, self._slots.searches_wanted = self._slots.searches_wanted, False
         resting = [slot for slot in self._slots.all.values() if slot.state == "resting"]
         for slot in resting:

@@ -19,7 +19,7 @@ from ..messages import (
     WorkerLost,
     decode_answer,
 )
-from .slot_queue import Slot
+from .slots import Slot
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...compiler.errors import Unavailable
 from .ray_cluster import RayNode
-from .slot_queue import Slot, SlotPlace
+from .slots import Slot, SlotPlace
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from service_parts import NEEDS, RedisServer
 from torchrelay.compiler.errors import Overloaded
@@ -27,7 +28,8 @@ class Queue:
         self._pending = PendingCompiles(self.redis, self.keys, most=100)
 
     async def put(self, key: str, priority: Priority = Priority.PERSON) -> str:
-        return await self.leases.queue(key * 64, b"body", NEEDS, finish=False, priority=priority)
+        needs = msgspec.structs.replace(NEEDS, priority=priority)
+        return await self.leases.queue(key * 64, b"body", needs, finish=False)
 
     async def take(self, key: str) -> Lease | None:
         return await self.leases.take(key * 64, NEEDS)
@@ -35,8 +37,9 @@ class Queue:
     async def due(self) -> dict[str, Priority]:
         return {each.key[0]: each.priority for each in await self._pending.due()}
 
-    async def wanted(self) -> dict[str, bool]:
-        return {each.key[0]: each.wanted for each in await self._pending.due()}
+    async def unwanted(self) -> dict[str, float]:
+        """For how many seconds."""
+        return {each.key[0]: each.unwanted for each in await self._pending.due()}
 
 
 Scenario = Callable[[Queue], Awaitable[None]]
@@ -127,8 +130,13 @@ def test_what_a_job_has_queued_and_does_not_wait_for_is_not_wanted(run: Callable
     async def scenario(queue: Queue) -> None:
         await queue.put("a", Priority.BATCH)
         await queue.put("b")
-        assert await queue.wanted() == {"a": True, "b": True}
+        assert await queue.unwanted() == {"a": 0, "b": 0}
         await asyncio.sleep(0.4)
-        assert await queue.wanted() == {"a": False, "b": True}
+        assert (await queue.unwanted())["a"] < 0.1
+        await asyncio.sleep(0.2)
+        unwanted = await queue.unwanted()
+        assert unwanted["a"] >= 0.2 and unwanted["b"] == 0
+        assert await queue.put("a", Priority.DEVICES) == "wait"
+        assert (await queue.unwanted())["a"] == 0
 
     run(scenario, abandon_seconds=0.3)

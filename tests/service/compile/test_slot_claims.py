@@ -18,7 +18,7 @@ from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from torchrelay.workers.scheduling.ray_cluster import RayNode
 from torchrelay.workers.scheduling.slot_claims import OwnSlots
-from torchrelay.workers.scheduling.slot_queue import Slot, SlotPlace
+from torchrelay.workers.scheduling.slots import Slot, SlotPlace
 
 GROUP = "a cluster|cpu||"
 

@@ -137,8 +137,8 @@ COMPILES = [
     leased("progress", HOUR, KEYS.wake, "lower", "detail"),
     leased("fail", HOUR, KEYS.wake, "{}", "detail", 1000, HOUR),
     leased("fail", HOUR, KEYS.wake, "{}", "detail", 1000, 0),
-    leased("release", KEYS.wake, HOUR, "compiles"),
-    leased("release", KEYS.wake, HOUR, "compiles", stored=[OF_JOB]),
+    leased("release", KEYS.wake, HOUR, "compiles", 0),
+    leased("release", KEYS.wake, HOUR, "compiles", 1, stored=[OF_JOB]),
     Call("snapshot", [KEYS.events(KEY), KEYS.lease(KEY), KEYS.index(KEY), KEYS.pending], ["0-0"], LEASED),
 ]
 

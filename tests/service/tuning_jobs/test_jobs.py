@@ -18,6 +18,7 @@ from torchrelay.compiler.tuning.queries import SearchRequest
 from torchrelay.compiler.tuning.records import Operand, Problem, parse_problem
 from torchrelay.service.admission import saved_requests
 from torchrelay.service.jobs import records as all_records
+from torchrelay.service.jobs.compiles import JobCompiles
 from torchrelay.service.jobs.tuning import records, run
 from tune_parts import (
     CEILINGS,
@@ -492,18 +493,18 @@ def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As up to Python 3.11 asyncio.wait_for loses one that comes with Redis' answer."""
-    lost, compiled_for_job = [], run.TuningJobRun._compiled
+    lost, compiled_for_job = [], JobCompiles.compiled
 
-    async def loses_one_cancellation(drive: Any, *arguments: Any) -> Any:
+    async def loses_one_cancellation(*arguments: Any, **named: Any) -> Any:
         try:
-            return await compiled_for_job(drive, *arguments)
+            return await compiled_for_job(*arguments, **named)
         except asyncio.CancelledError:
             if lost:
                 raise
             lost.append(True)
-            return await compiled_for_job(drive, *arguments)
+            return await compiled_for_job(*arguments, **named)
 
-    monkeypatch.setattr(run.TuningJobRun, "_compiled", loses_one_cancellation)
+    monkeypatch.setattr(JobCompiles, "compiled", loses_one_cancellation)
     body = graph(24)
     compiled(http, body)
     pool.state = "busy"

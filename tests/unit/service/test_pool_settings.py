@@ -21,7 +21,6 @@ def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
         cpu_slots=3,
         gpu_slots_per_gpu=2,
         toolchains="/a/bin/python,/b/bin/python",
-        max_queued=7,
         worker_memory_limit_bytes=1 << 20,
         body_bytes=1 << 10,
         kernels_dir=Path("/k"),
@@ -36,7 +35,7 @@ def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
     assert {
         name for name in PoolSettings.__struct_fields__ if getattr(given, name) == getattr(default, name)
     } == NO_SETTING
-    assert (given.isolation, given.queue_limit, given.temp_dir) == ("required", 7, "/r")
+    assert (given.isolation, given.temp_dir) == ("required", "/r")
     assert given.toolchains == ("/a/bin/python", "/b/bin/python")
     assert given.ray_token == "t" * 32
     assert given.request_limits == settings.limits

@@ -15,7 +15,7 @@ from typing import Any
 import engine
 import msgspec
 import psutil
-from pool_parts import RAY_TOKEN, wait_until
+from pool_parts import RAY_TOKEN, compile_when_idle, wait_until
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.tuning import queries
@@ -76,7 +76,8 @@ class DispatcherProcess:
 async def _compile(pool: WorkerPool, order: dict[str, Any]) -> str:
     """The artifact, or the name of the error and its text."""
     try:
-        artifact = await pool.compile(
+        artifact = await compile_when_idle(
+            pool,
             msgspec.json.encode(order),
             key="key",
             toolchain=engine.TOOLCHAIN,

@@ -1,4 +1,4 @@
-"""What tests of a pool share: its Ray token, a GPU that no slot has, and waiting for a state."""
+"""What tests of a pool share: its Ray token, a GPU that no slot has, and waiting for a state or a slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import psutil
 from torchrelay.compiler.request import schema
-from torchrelay.workers.pool import PoolSettings, WorkerPool
+from torchrelay.workers.pool import PoolSettings, WorkerPool, WorkersBusy
 
 T = TypeVar("T")
 
@@ -33,6 +33,15 @@ class EmbeddedPool:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+
+async def compile_when_idle(pool: WorkerPool, request: bytes, **rest: Any) -> bytes:
+    """As a dispatcher does, which leaves a compile in the queue until a worker is idle."""
+    while True:
+        try:
+            return await pool.compile(request, **rest)
+        except WorkersBusy:
+            await asyncio.sleep(0.05)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:

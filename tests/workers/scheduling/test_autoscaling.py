@@ -10,7 +10,7 @@ from pathlib import Path
 import engine
 import msgspec
 import pytest
-from pool_parts import RAY_TOKEN
+from pool_parts import RAY_TOKEN, compile_when_idle
 from ray_nodes import Nodes
 from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources
 
@@ -97,7 +97,8 @@ def test_compiles_that_wait_add_nodes_up_to_the_most_and_idle_nodes_go(address: 
     def compile(**order) -> asyncio.Task[bytes]:
         request = msgspec.json.encode({"do": "answer", **order})
         return asyncio.create_task(
-            pool.compile(
+            compile_when_idle(
+                pool,
                 request,
                 key="key",
                 toolchain=engine.TOOLCHAIN,
@@ -120,8 +121,10 @@ def test_compiles_that_wait_add_nodes_up_to_the_most_and_idle_nodes_go(address: 
         try:
             await until(lambda: states() == ["idle"])
             jobs = [compile(sleep=800.0) for _ in range(MOST + 1)]
+            pool.overdue = {"cpu": MOST}
             await until(lambda: states() == ["busy"] * MOST)
             assert not any(job.done() for job in jobs), "the last one waits: there are no more nodes"
+            pool.overdue = {}
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The pool on a real embedded Ray: warm slots, a queue, replaced actors, cancels. One cluster for all."""
+"""The pool on a real embedded Ray: warm slots, replaced actors, cancels. One cluster for all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import engine
@@ -21,6 +20,7 @@ from pool_parts import (
     RAY_TOKEN,
     EmbeddedPool,
     command_line,
+    compile_when_idle,
     no_process_left,
     started_since,
     wait_until,
@@ -32,6 +32,7 @@ from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.service.base.async_tasks import TaskSupervisor
 from torchrelay.workers.messages import BadFrame, decode_answer
+from torchrelay.workers.pool import WorkersBusy
 from torchrelay.workers.settings import SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
 
@@ -42,9 +43,10 @@ CPU = schema.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
 
 class Service(EmbeddedPool):
     def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, on_query=None, **order):
-        """A concurrent future of the artifact."""
+        """A concurrent future of the artifact, begun once a worker is idle."""
         return self.submit(
-            self.pool.compile(
+            compile_when_idle(
+                self.pool,
                 msgspec.json.encode({"do": do, **order}),
                 key="key",
                 toolchain=toolchain,
@@ -136,7 +138,7 @@ def test_a_worker_whose_answers_cannot_be_read_is_replaced_until_they_can(servic
 
     told = TaskSupervisor(lambda task: None)
     service.pool.on_failure(told.note)
-    monkeypatch.setattr("torchrelay.workers.scheduling.slot_queue.decode_answer", unreadable)
+    monkeypatch.setattr("torchrelay.workers.scheduling.slots.decode_answer", unreadable)
     kill_fork_servers(service)
     wait_until(lambda: caplog.text.count("cannot be used") >= 2)
     assert told.failing()["workers"] == "BadFrame"
@@ -255,26 +257,16 @@ def test_the_compilers_error_crosses_ray_whole(service):
         service.compile("refuse").result(30)
 
 
-def test_jobs_past_the_slots_wait_in_order_and_say_so(service):
+def test_a_job_past_the_slots_is_refused_at_once(service):
     service.wait_for_idle()
-    events = []
-    began = time.monotonic()
-    jobs = [service.compile("answer", text=str(i), sleep=1.0) for i in range(2)]
-    time.sleep(0.1)
-    late = service.compile("answer", text="late", events=events)
-    assert late.result(30) == b"late"
-    assert time.monotonic() - began > 0.9
-    assert events[0] == ("queued", "0 ahead of it in the worker queue")
+    jobs = [service.compile("answer", text=str(i), sleep=2.0) for i in range(2)]
+    wait_until(lambda: service.pool.room(TOOLCHAIN, CPU) == 0)
+    refused = service.pool.compile(
+        b"", key="key", toolchain=TOOLCHAIN, target=CPU, deadline_seconds=20, on_progress=lambda *_: None
+    )
+    with pytest.raises(WorkersBusy):
+        service.submit(refused).result(1)
     assert [job.result(30) for job in jobs] == [b"0", b"1"]
-
-
-def test_waiting_counts_to_the_deadline(service):
-    service.wait_for_idle()
-    jobs = [service.compile("answer", sleep=2.5) for _ in range(2)]
-    time.sleep(0.1)
-    with pytest.raises(CompileTimeout, match="no worker was free"):
-        service.compile("answer", seconds=0.5).result(30)
-    assert [job.result(30) for job in jobs] == [b"artifact"] * 2
 
 
 def test_each_worker_says_what_shuts_its_jobs_in(service):

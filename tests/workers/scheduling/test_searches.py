@@ -13,7 +13,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, EmbeddedPool, no_process_left, wait_until
+from pool_parts import GPU, EmbeddedPool, compile_when_idle, no_process_left, wait_until
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.jobs import TrainSpec
@@ -69,7 +69,8 @@ class Service(EmbeddedPool):
 
     def compile(self, do, seconds=30.0, **order):
         return self.submit(
-            self.pool.compile(
+            compile_when_idle(
+                self.pool,
                 msgspec.json.encode({"do": do, **order}),
                 key="key",
                 toolchain=engine.TOOLCHAIN,

@@ -7,7 +7,7 @@
 -- their namespace's only once it is taken.
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
 --         {'lease', fence, body, how often it was taken, ms since it was queued, wanted 1 or 0,
---          trace of whoever asked first, what},
+--          trace of whoever asked first, what, how many workers died of it},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'overloaded', bytes of their requests, 'bytes'},
 --         {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
@@ -71,7 +71,7 @@ if held then
   local holder, held_fence = held:match('^(.*):(%d+)$')
   if holder == owner then -- the same call again, after a lost answer
     return {'lease', held_fence, redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or '',
-      redis.call('HGET', run, 'what') or what}
+      redis.call('HGET', run, 'what') or what, redis.call('HGET', run, 'killed') or 0}
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -236,4 +236,5 @@ if times > 1 then
   report('taken over from a holder that died')
 end
 local waited = now - number_or(now, redis.call('HGET', run, 'started'))
-return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or '', what}
+return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or '', what,
+  redis.call('HGET', run, 'killed') or 0}

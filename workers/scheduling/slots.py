@@ -1,9 +1,8 @@
-"""Stage 6: the pool's slots and the jobs that wait for one. Namespaces take turns; each has its own order."""
+"""Stage 6: the pool's slots: which are there, which are idle, and on which devices searches can run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
@@ -38,6 +37,10 @@ class SlotPlace(NamedTuple):
 
 class DevicesHeld(NoWorker):
     """There are workers that could search, but training jobs hold their devices."""
+
+
+class WorkersBusy(Overloaded):
+    """There are such workers, and none of them is idle now."""
 
 
 class SearchDevice(Struct, frozen=True):
@@ -156,16 +159,8 @@ def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
     )
 
 
-class _Waiter:
-    def __init__(self, namespace: str, toolchain: schema.Toolchain, target: schema.Target) -> None:
-        self.namespace = namespace
-        self.toolchain = toolchain
-        self.target = target
-        self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-
-
-class SlotQueue:
-    """All slots, and the queue. Call `serve` after a slot's state has changed."""
+class Slots:
+    """All slots. Call `on_change` after a slot's state has changed."""
 
     def __init__(self) -> None:
         self.all: dict[SlotPlace, Slot] = {}
@@ -178,17 +173,7 @@ class SlotQueue:
         self.coming = False
         """There is no slot, and there will be some: Ray is started again."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called by `serve`."""
-        self._waiting: list[_Waiter] = []
-        self._served: dict[str, int] = {}
-        """The value of `_given` when each namespace last got a slot."""
-        self._given = 0
-
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def waiting_by_kind(self) -> Counter[str]:
-        return Counter[str](waiter.target.kind for waiter in self._waiting)
+        """Set by who wants to know of changes."""
 
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
         """How many more jobs could begin at once; None: there is no such slot, and none to come."""
@@ -233,71 +218,24 @@ class SlotQueue:
         slot.searching = True
         return slot
 
-    async def take(
-        self,
-        namespace: str,
-        toolchain: schema.Toolchain,
-        target: schema.Target,
-        on_wait: Callable[[int], None],
-    ) -> Slot:
-        """An idle slot that suits, made busy; namespaces take turns, and within one it is first come, first served.
-
-        `on_wait` is called with the number of jobs ahead if there is a wait. Raises NoWorker if no such slot can come.
-        """
-        waiter = _Waiter(namespace, toolchain, target)
-        ahead = self._ahead(namespace)
-        self._waiting.append(waiter)
-        self.serve()
-        if not waiter.slot.done():
-            on_wait(ahead)
-        try:
-            return await waiter.slot
-        except asyncio.CancelledError:
-            if waiter.slot.done() and not waiter.slot.cancelled() and waiter.slot.exception() is None:
-                self.give_back(waiter.slot.result())  # given and cancelled in the same iteration of the loop
-            raise
-        finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+    def take(self, toolchain: schema.Toolchain, target: schema.Target) -> Slot:
+        """An idle slot that suits, made busy. Raises WorkersBusy; NoWorker if no such slot can come."""
+        suitable = [slot for slot in self.all.values() if slot.suits(toolchain, target)]
+        if not suitable and not self._may_come(target):
+            raise self._none_for(toolchain, target)
+        slot = next((slot for slot in suitable if slot.state == "idle"), None)
+        if slot is None:
+            raise WorkersBusy(f"no worker for {_describe(target)}, {_toolchain(toolchain)} is idle")
+        slot.state = "busy"
+        return slot
 
     def give_back(self, slot: Slot) -> None:
         if slot.state == "busy":
             slot.state = "idle"
-        self.serve()
-
-    def serve(self) -> None:
-        """Give idle slots to waiting jobs; reject jobs for which no slot can come."""
-        while self._give_one():
-            pass
         self.on_change()
-
-    def _give_one(self) -> bool:
-        """Give one idle slot to a job that fits it, of the namespace that was served longest ago."""
-        for waiter in sorted(self._waiting, key=lambda waiter: self._served.get(waiter.namespace, 0)):
-            if waiter.slot.done():
-                continue
-            suitable = [s for s in self.all.values() if s.suits(waiter.toolchain, waiter.target)]
-            idle = next((slot for slot in suitable if slot.state == "idle"), None)
-            if idle is not None:
-                idle.state = "busy"
-                self._waiting.remove(waiter)
-                self._given += 1
-                self._served[waiter.namespace] = self._given
-                waiter.slot.set_result(idle)
-                return True
-            if not suitable and not self._may_come(waiter.target):
-                self._waiting.remove(waiter)
-                waiter.slot.set_exception(self._none_for(waiter.toolchain, waiter.target))
-        return False
 
     def _may_come(self, target: schema.Target) -> bool:
         return self.coming or any(slot.may_come(target.kind) for slot in self.all.values())
-
-    def _ahead(self, namespace: str) -> int:
-        """How many jobs get a slot before a new one of `namespace`, if every slot fits every job and no others come."""
-        waiting = Counter(waiter.namespace for waiter in self._waiting)
-        own = waiting.pop(namespace, 0)
-        return own + sum(min(count, own + 1) for count in waiting.values())
 
     def _none_for(self, toolchain: schema.Toolchain, target: schema.Target) -> NoWorker:
         asked = f"{_describe(target)}, {_toolchain(toolchain)}"
