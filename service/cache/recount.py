@@ -1,5 +1,5 @@
 """Counts again what the cache holds. Evictions and quotas go by sums that scripts keep: bytes of each namespace, and
-bytes in Redis. A sum that an older version, a lost key or a hand made wrong would stay so, and evict what fits, or
+bytes in Redis. A sum that a lost key or a hand made wrong would stay so, and evict what fits, or
 nothing.
 
 The index says what there is. Entries that the lists have and it has not are dropped from them, and the lists get what

@@ -71,9 +71,9 @@ class Keys:
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
         self.bytes = f"{prefix}bytes"
-        """Sum of `total` of all namespaces, once an eviction has made it."""
+        """Sum of `total` of all namespaces."""
         self.held = f"{prefix}held"
-        """Sorted set, with `bytes`: names of `total` by their value. Those of namespaces where all is pinned may be
+        """Sorted set: names of `total` by their value. Those of namespaces where all is pinned may be
         missing."""
         self.described = f"{prefix}described"
         """List: `<bytes>:<name>` of what `components` names, of all namespaces, the oldest first."""
@@ -137,12 +137,12 @@ class Keys:
         """Milliseconds of compiles in this period, expires with it."""
         self.audit = f"{prefix}audit"
         """Stream: what access/audit.py's AuditEvent holds."""
-        self.misses = f"{prefix}asks"
+        self.misses = f"{prefix}misses"
         """Sorted set: cache key by its latest miss, ms."""
         self.graphs = f"{prefix}graphs"
         """Sorted set: digest of a graph by its latest miss, ms."""
-        self.miss_prefix = f"{prefix}asked:"
-        self.same_graph_prefix = f"{prefix}alike:"
+        self.miss_prefix = f"{prefix}miss:"
+        self.same_graph_prefix = f"{prefix}same_graph:"
         self.jobs = f"{prefix}jobs"
         """Sorted set: job by its last decision, ms."""
         self.scripts = f"{prefix}scripts"
@@ -157,7 +157,7 @@ class Keys:
         """Sorted set: fields of autotunes by last use, ms."""
         self.tuning_jobs = JobKeys(prefix, "tune")
         self.training_jobs = JobKeys(prefix, "train")
-        self.saved_prefix = f"{prefix}kept:"
+        self.saved_prefix = f"{prefix}saved:"
         self.orphans = f"{prefix}orphans"
         """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
         self.train_orphans = f"{prefix}train_orphans"

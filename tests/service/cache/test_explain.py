@@ -103,7 +103,7 @@ def test_an_evicted_entry_that_is_asked_for_again_is_a_new_miss(
     compiled(http, graph(16))
     name = key_of(graph(8))
     with redis_server.client() as redis:
-        redis.delete(f"torchrelay:index:{name}", f"torchrelay:asked:{name}")
+        redis.delete(f"torchrelay:index:{name}", f"torchrelay:miss:{name}")
         redis.zrem("torchrelay:lru", name)
     assert http.get(f"/v1/explain/{name}").status_code == 404
 
@@ -128,10 +128,10 @@ def test_what_is_remembered_is_bounded(
         assert http.get(f"/v1/explain/{key_of(graph(2))}").status_code == 404
         assert explained(http, graph(5, nodes=3)).nearest is None
     with redis_server.client() as redis:
-        assert len(redis.keys("torchrelay:asked:*")) == redis.zcard("torchrelay:asks") == 3
-        assert len(redis.keys("torchrelay:alike:*")) == redis.zcard("torchrelay:graphs") == 2
-        assert {redis.zcard(name) for name in redis.keys("torchrelay:alike:*")} == {2}
-        assert all(0 < redis.ttl(name) <= 7 * 86400 for name in redis.keys("torchrelay:asked:*"))
+        assert len(redis.keys("torchrelay:miss:*")) == redis.zcard("torchrelay:misses") == 3
+        assert len(redis.keys("torchrelay:same_graph:*")) == redis.zcard("torchrelay:graphs") == 2
+        assert {redis.zcard(name) for name in redis.keys("torchrelay:same_graph:*")} == {2}
+        assert all(0 < redis.ttl(name) <= 7 * 86400 for name in redis.keys("torchrelay:miss:*"))
 
 
 def test_what_one_explanation_reads_is_bounded(http: httpx2.Client, redis_server: RedisServer) -> None:
@@ -175,7 +175,7 @@ def test_damaged_records_are_passed_over(http: httpx2.Client, redis_server: Redi
     with redis_server.client() as redis:
         redis.set(f"torchrelay:components:{key_of(graph(8))}", b"\xff{")
         redis.set(f"torchrelay:components:{key_of(graph(9))}", codec.compress(b'{"inputs":"x"}'))
-        redis.set(f"torchrelay:asked:{key_of(graph(17))}", b"garbage")
+        redis.set(f"torchrelay:miss:{key_of(graph(17))}", b"garbage")
     assert explained(http, graph(16)).nearest is None
     assert http.get(f"/v1/explain/{key_of(graph(17))}").status_code == 404
 
@@ -226,7 +226,7 @@ def test_a_compile_goes_on_while_misses_cannot_be_remembered(
 ) -> None:
     pool = ArtifactPool()
     with start_gateway(pool).http() as http, redis_server.client() as redis:
-        redis.set("torchrelay:asks", "of another type")
+        redis.set("torchrelay:misses", "of another type")
         compiled(http, graph(8))
     assert pool.calls == [key_of(graph(8))]
 

@@ -198,9 +198,6 @@ CACHE = [
         [*entry(), *entry(TEAM), ("SET", KEYS.total, 7)],
     ),
     evict("", 150, *TWO_ENTRIES, *entry(TEAM)),
-    evict("", 150, *TWO_ENTRIES, *entry(TEAM), ("DEL", KEYS.bytes)),
-    evict("", 150, *TWO_ENTRIES, *entry(TEAM), ("INCRBY", KEYS.total, 100)),
-    evict("", 150, *TWO_ENTRIES, *entry(TEAM), ("ZREM", KEYS.held, KEYS.total)),
     evict("default", 0, *TWO_ENTRIES),
     evict("default", 0, *entry(key=OTHER, used=2000), *entry(), ("HDEL", KEYS.sizes, KEY)),
     Call(

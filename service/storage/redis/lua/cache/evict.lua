@@ -33,36 +33,11 @@ end
 
 local bytes, held = sums_of_all(inline)
 
-local function add_up() -- once: an older version made no sums of all
-  local names, scores, all = redis.call('HKEYS', namespaces), {}, 0
-  names[#names + 1] = redis.call('HEXISTS', namespaces, default) == 0 and default or nil
-  for first = 1, #names, 500 do -- a few commands, each for many
-    local sums, some = {}, {}
-    for i = first, math.min(first + 499, #names) do
-      sums[#sums + 1] = prefix_of(names[i]) .. 'total'
-    end
-    for i, own in ipairs(redis.call('MGET', unpack(sums))) do
-      some[#some + 1] = own or '0'
-      some[#some + 1] = sums[i]
-      all = all + finite(own or '0')
-    end
-    scores[#scores + 1] = some
-  end
-  redis.call('DEL', held)
-  for _, some in ipairs(scores) do
-    redis.call('ZADD', held, unpack(some))
-  end
-  redis.call('SET', bytes, integer(all))
-end
-
 local total
 if whose ~= '' then
   total = tonumber(redis.call('GET', prefix_of(whose) .. 'total') or '0')
 else
-  if redis.call('EXISTS', bytes) == 0 then
-    add_up()
-  end
-  total = tonumber(redis.call('GET', bytes))
+  total = tonumber(redis.call('GET', bytes) or '0')
 end
 if total <= limit then
   return {0}
@@ -101,17 +76,6 @@ local function oldest_of(prefix) -- what goes next, and when it was used; and wh
   return nil, nil, not key
 end
 
-local function mended(sum, score) -- an older version changed what a namespace holds, and not the sums of all
-  local now_held = finite(redis.call('GET', sum) or '0')
-  if now_held == tonumber(score) then
-    return false
-  end
-  redis.call('ZADD', held, integer(now_held), sum)
-  redis.call('INCRBY', bytes, integer(now_held - score))
-  total = tonumber(redis.call('GET', bytes))
-  return true
-end
-
 -- The next entry of the largest namespaces: its prefix, and key. And whether `held` has changed: then look again.
 local function next_of_largest()
   local most, found, key, used, other
@@ -122,9 +86,6 @@ local function next_of_largest()
       break
     end
     looks = looks - 1
-    if mended(sums[i], sums[i + 1]) then
-      return nil, nil, true
-    end
     local candidate, since, all_pinned = oldest_of(prefix)
     if all_pinned then -- comes back with its next entry, by add_bytes
       redis.call('ZREM', held, sums[i])
@@ -146,12 +107,6 @@ local function next_entry()
       return prefix, key
     end
   end
-end
-
-local callers_total = callers .. 'total'
-if whose == '' and redis.call('EXISTS', callers .. 'lru') == 1 and not redis.call('ZSCORE', held, callers_total) then
-  -- all was pinned, and an older version unpinned some
-  redis.call('ZADD', held, redis.call('GET', callers_total) or '0', callers_total)
 end
 
 local out = {0}

@@ -95,14 +95,11 @@ local function check_sums(total, inline, recount)
   check_counters(redis.call('HMGET', recount, total, inline))
 end
 
--- Add an entry's size to the sums, or take it from them. Sums of all are there once evict.lua or a count has made
--- them.
+-- Add an entry's size to the sums, or take it from them.
 local function add_bytes(size, place, total, inline)
   local own, bytes, held = redis.call('INCRBY', total, integer(size)), sums_of_all(inline)
-  if redis.call('EXISTS', bytes) == 1 then
-    redis.call('INCRBY', bytes, integer(size))
-    redis.call('ZADD', held, own, total)
-  end
+  redis.call('INCRBY', bytes, integer(size))
+  redis.call('ZADD', held, own, total)
   if place == 'redis' then
     redis.call('INCRBY', inline, integer(size))
   end
