@@ -198,6 +198,7 @@ CACHE = [
         [*entry(), *entry(TEAM), ("SET", KEYS.total, 7)],
     ),
     evict("", 150, *TWO_ENTRIES, *entry(TEAM)),
+    evict("", 150, *TWO_ENTRIES, *entry(TEAM), ("DEL", KEYS.lru)),
     evict("default", 0, *TWO_ENTRIES),
     evict("default", 0, *entry(key=OTHER, used=2000), *entry(), ("HDEL", KEYS.sizes, KEY)),
     Call(
