@@ -1,8 +1,10 @@
-"""Ed25519 keys in files, PEM and mode 0600, and in texts."""
+"""Where private keys are: in files, PEM and mode 0600, or in a device that gives none away (pkcs11_keys.py). And public
+keys in texts."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -12,10 +14,20 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from ...compiler.artifact.signing import key_id, read_key
+from ...compiler.artifact.signing import PrivateKey, key_id, read_key
 from ...compiler.errors import SettingsError
 from ...compiler.process.own_files import read_own
 from ..storage.private_files import write_private
+
+
+class KeyStore(Protocol):
+    """Makes and finds keys by id. It may be shared with other processes; keys are made by one at a time."""
+
+    def make(self) -> PrivateKey:
+        """A new key, which is stored. Raises OSError, Unavailable."""
+
+    def load(self, name: str) -> PrivateKey:
+        """Raises SettingsError if there is none, or if it cannot be used; Unavailable."""
 
 
 class FileKeys:

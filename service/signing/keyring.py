@@ -29,8 +29,7 @@ from ...compiler.artifact.trust_document import ListedKey, sign_document
 from ...compiler.errors import MalformedRequest, NotFound, RelayError, SettingsError, SignatureError
 from ...compiler.process.own_files import UNWRITABLE, read_own
 from ..storage.private_files import private_folder, write_private
-from .key_files import FileKeys
-from .key_store import KeyStore
+from .key_files import FileKeys, KeyStore
 from .trusted_keys import LoadedRing, Ring, TrustedKeys, document_of
 
 _RING = "ring.json"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ...compiler import install_hint
 from ...compiler.errors import SettingsError
 from ..base.settings import ServiceSettings
-from .key_files import read_trusted_keys
-from .key_store import KeyStore
+from .key_files import KeyStore, read_trusted_keys
 from .keyring import Keyring
 from .remote import RemoteKeyring
 from .trusted_keys import TrustedKeys

@@ -15,7 +15,7 @@ from ....compiler.request import codec
 from ...access.namespaces import EVERY
 from ...base.counters import Counters
 from ...compile.registry import STARTING
-from ...storage.redis.summed_counters import read_sum
+from ...storage.redis.counter_store import read_sum
 from ..http.authentication import address_of
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter

@@ -23,10 +23,9 @@ from torchrelay.service.compile.slot_claims import SlotClaims
 from torchrelay.service.parts import background
 from torchrelay.service.parts.dispatcher import DispatcherParts
 from torchrelay.service.parts.shared import SharedParts
-from torchrelay.service.storage.redis.counter_store import CounterStore, read_counters
+from torchrelay.service.storage.redis.counter_store import CounterStore, read_counters, read_sum
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
-from torchrelay.service.storage.redis.summed_counters import read_sum
 
 KEYS = Keys("torchrelay:")
 NAMESPACES = 200
