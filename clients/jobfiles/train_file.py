@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler.api.training.jobs import ProfileSpec, TrainSpec
+from ...compiler.api.training.rules import broken_rules
 from ...compiler.errors import BadTrainJob
 from . import yaml_lines
 from .yaml_lines import YamlPath
@@ -25,7 +26,6 @@ FIELDS = {_WRITTEN.get(field, field): field for field in TrainSpec.__struct_fiel
 """Names in a file -> fields of TrainSpec."""
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NAME_LENGTH = 200
-_WORD = r"[^\W\d]\w*"
 
 
 class TrainFileJob(Struct, frozen=True, kw_only=True):
@@ -77,20 +77,14 @@ class _TrainFileReader(yaml_lines.YamlReader):
             given["memory"] = self._bytes(given["memory"])
         fields = {FIELDS[each]: value for each, value in given.items()}
         spec = self.convert((), {"name": name[:_NAME_LENGTH], **fields}, TrainSpec, _WRITTEN)
-        if spec.min_workers > spec.workers:
-            self.fail(("min_workers",), f"min_workers is {spec.min_workers}, and workers {spec.workers}")
-        self._check_entry_point(spec.script, spec.function)
-        self._check_checkpoints(spec.checkpoints)
-        for position, text in enumerate(spec.arguments):
-            self._check_text(("arguments", position), text)
-        for variable, text in spec.environment.items():
-            self._check_text(("environment", variable), text)
+        if profile is not None:
+            spec = msgspec.structs.replace(spec, profile=self._profile(profile))
+        for (field, *part), problem in broken_rules(spec):
+            self.fail((_WRITTEN.get(str(field), field), *part), problem)
+        if spec.script:
+            spec = msgspec.structs.replace(spec, script=posixpath.normpath(spec.script))
         return TrainFileJob(
-            spec=msgspec.structs.replace(
-                spec,
-                script=posixpath.normpath(spec.script) if spec.script else "",
-                profile=None if profile is None else self._profile(profile, spec.workers),
-            ),
+            spec=spec,
             directory=directory,
             file=file,
             lines={FIELDS[each]: line for each in self._top if (line := self.line((each,)))},
@@ -104,33 +98,7 @@ class _TrainFileReader(yaml_lines.YamlReader):
             )
         return int(found[1]) * _SIZES[found[2] or ""]
 
-    def _check_entry_point(self, script: str, function: str) -> None:
-        if bool(script) == bool(function):
-            at: YamlPath = ("function",) if function else ()
-            self.fail(at, "a job has a script (train.py), or a function (module:function)")
-        if script.startswith("/") or ".." in script.split("/") or "\0" in script:
-            self.fail(
-                ("script",), f"script is {script[:80]!r}; it is relative to the working directory, and in it"
-            )
-        if function and not re.fullmatch(rf"{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*", function):
-            self.fail(
-                ("function",),
-                f"function is {function[:80]!r}; allowed: module:function, as package.module:main",
-            )
-
-    def _check_checkpoints(self, location: str) -> None:
-        if location and not re.match(r"/|[a-z][a-z0-9+.-]*://[^/]", location):
-            self.fail(
-                ("checkpoints",),
-                f"checkpoints is {location[:80]!r}; allowed: a folder that all nodes see, by its absolute path, or "
-                "the URL of an object store, as s3://bucket/folder",
-            )
-
-    def _check_text(self, path: YamlPath, text: str) -> None:
-        if "\0" in text or any(0xD800 <= ord(c) <= 0xDFFF for c in text):
-            self.fail(path, f"{path[0]} has a text that no program can be given")
-
-    def _profile(self, given: Any, workers: int) -> ProfileSpec:
+    def _profile(self, given: Any) -> ProfileSpec:
         """`"10:15"`, or fields: steps, ranks, nvtx, memory."""
         path: YamlPath = ("profile",)
         named = {"steps": given} if isinstance(given, str) else given
@@ -139,9 +107,4 @@ class _TrainFileReader(yaml_lines.YamlReader):
         if found is None:
             self.fail((*path, "steps"), "profile's steps are like 10:15: from step 10 to before step 15")
         first, last = int(found[1]), int(found[2])
-        if first >= last:
-            self.fail((*path, "steps"), f"profile's steps end at {last}, and begin at {first}")
-        profile = self.convert(path, {"first": first, "last": last, **fields}, ProfileSpec)
-        if max(profile.ranks) >= workers:
-            self.fail((*path, "ranks"), f"profile's ranks are from 0 to {workers - 1}")
-        return profile
+        return self.convert(path, {"first": first, "last": last, **fields}, ProfileSpec)

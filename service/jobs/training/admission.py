@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
-from pathlib import PurePosixPath
-from urllib.parse import urlsplit
 
 from ....compiler.api.training.jobs import TrainJob, TrainRequest, TrainSpec
+from ....compiler.api.training.rules import broken_rules
 from ....compiler.errors import BadTrainJob, Unavailable
 from ....workers.pool import why_no_room
 from ...access.tokens import Grant
@@ -17,8 +15,6 @@ from .files import TrainingFiles
 from .progress import TrainingJobProgress
 from .records import TrainingJobRecord
 
-STORES = ("s3", "gs", "az", "file")
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"}
     | {"ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
@@ -77,60 +73,13 @@ class TrainingJobAdmission:
 def check(request: TrainRequest) -> None:
     """Check what needs no service. Raises BadTrainJob."""
     spec = request.spec
-    if bool(spec.script) + bool(spec.function) != 1 and (spec.kind == "train" or spec.function):
-        field = "function" if spec.function else "script"
-        raise BadTrainJob(f"{_at(request, field)}a job runs either `script` or `function`")
-    if spec.script and not _is_inside(spec.script):
-        raise BadTrainJob(
-            f"{_at(request, 'script')}script {spec.script!r} is no path below the working directory",
-            hint="Name it relative to the working directory",
-        )
-    if spec.function and not _FUNCTION.fullmatch(spec.function):
-        raise BadTrainJob(f"{_at(request, 'function')}function {spec.function!r} is not `module:function`")
+    for path, problem in broken_rules(spec):
+        raise BadTrainJob(f"{_at(request, str(path[0]))}{problem}")
     if spec.script and not spec.package:
         raise BadTrainJob(f"{_at(request, 'script')}a script comes with its packed working directory")
-    if not spec.name.isprintable():
-        raise BadTrainJob(f"{_at(request, 'name')}a job's name is one line")
-    if spec.min_workers > spec.workers:
-        raise BadTrainJob(
-            f"{_at(request, 'min_workers')}min_workers is {spec.min_workers}, more than {spec.workers} workers"
-        )
-    if spec.profile is not None and spec.profile.first >= spec.profile.last:
-        raise BadTrainJob(f"{_at(request, 'profile')}the profile's steps end before they begin")
-    if spec.profile is not None and max(spec.profile.ranks) >= spec.workers:
-        raise BadTrainJob(f"{_at(request, 'profile')}there is no rank {max(spec.profile.ranks)}")
     for name in spec.environment:
         if name in _OURS or name.startswith(_OURS_BEGIN):
             raise BadTrainJob(f"{_at(request, 'environment')}{name} is set by the service for each rank")
-    for text in (*spec.arguments, *spec.environment.values(), *spec.requirements, spec.checkpoints):
-        if "\0" in text:
-            raise BadTrainJob(f"{_at(request, '')}a text holds a zero byte")
-    _check_checkpoints(request, spec)
-
-
-def _check_checkpoints(request: TrainRequest, spec: TrainSpec) -> None:
-    place = spec.checkpoints
-    if not place:
-        return
-    scheme, separator, _ = place.partition("://")
-    if separator:
-        try:
-            parts = urlsplit(place)
-        except ValueError:
-            parts = None
-        if scheme in STORES and parts is not None and (parts.netloc or scheme == "file"):
-            return
-    elif place.startswith("/"):
-        return
-    raise BadTrainJob(
-        f"{_at(request, 'checkpoints')}checkpoints {place!r} is no place for them",
-        hint=f"Name a folder that all nodes see, from /, or the URL of a store: {', '.join(STORES)}",
-    )
-
-
-def _is_inside(path: str) -> bool:
-    parts = PurePosixPath(path)
-    return not parts.is_absolute() and ".." not in parts.parts and path.isprintable() and bool(parts.parts)
 
 
 def _at(request: TrainRequest, field: str) -> str:

@@ -54,17 +54,17 @@ def token(http: httpx2.Client, *roles: str, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "line", "message"),
     [
-        ({"script": ""}, "script", "a job runs either `script` or `function`"),
-        ({"function": "a:b"}, "function", "a job runs either `script` or `function`"),
-        ({"script": "../train.py"}, "script", "is no path below the working directory"),
-        ({"script": "", "function": "a.b"}, "function", "is not `module:function`"),
+        ({"script": ""}, "script", "a job has a script (train.py), or a function"),
+        ({"function": "a:b"}, "function", "a job has a script (train.py), or a function"),
+        ({"script": "../train.py"}, "script", "it is relative to the working directory"),
+        ({"script": "", "function": "a.b"}, "function", "allowed: module:function"),
         ({"package": "0" * 64}, "package", "package 000000000000 is not here"),
-        ({"min_workers": 3}, "min_workers", "min_workers is 3, more than 2 workers"),
+        ({"min_workers": 3}, "min_workers", "min_workers is 3, and workers 2"),
         ({"environment": {"WORLD_SIZE": "8"}}, "environment", "WORLD_SIZE is set by the service"),
-        ({"checkpoints": "ftp://x/y"}, "checkpoints", "is no place for them"),
-        ({"checkpoints": "here"}, "checkpoints", "is no place for them"),
-        ({"profile": {"first": 5, "last": 5}}, "profile", "the profile's steps end before they begin"),
-        ({"profile": {"first": 5, "last": 6, "ranks": [2]}}, "profile", "there is no rank 2"),
+        ({"checkpoints": "ftp://x/y"}, "checkpoints", "allowed: a folder that all nodes see"),
+        ({"checkpoints": "here"}, "checkpoints", "allowed: a folder that all nodes see"),
+        ({"profile": {"first": 5, "last": 5}}, "profile", "profile's steps end at 5, and begin at 5"),
+        ({"profile": {"first": 5, "last": 6, "ranks": [2]}}, "profile", "profile's ranks are from 0 to 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_line(
