@@ -33,11 +33,8 @@ def application() -> typer.Typer:
     app.callback()(_root)
     # Their options are the started program's own, `--help` included.
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    app.command("up", context_settings=passed_on)(start_service.up)
-    app.command("gateway", context_settings=passed_on)(start_service.gateway)
-    app.command("dispatcher", context_settings=passed_on)(start_service.dispatcher)
-    app.command("worker", context_settings=passed_on)(start_service.worker)
-    app.command("signer", context_settings=passed_on)(start_service.signer)
+    for name in start_service.ROLES:
+        app.command(name, context_settings=passed_on)(start_service.role(name))
     app.command("demo", context_settings=passed_on)(start_service.demo)
     # Options after the program are the program's own.
     ends = {"ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -18,7 +18,7 @@ from ..exporting.options import FORMATS, TARGETS, ExportManifest, ExportOptions,
 from ..gateway.training_jobs import TrainingJobsClient
 from ..reports.html_page import plural
 from . import output
-from .output import Namespace
+from .output import Namespace, OutputFolder
 from .training.run import read_requirements
 
 
@@ -48,9 +48,7 @@ def export(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="What the files are called.")] = "model",
-    folder: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder for the files; made if it is not there.")
-    ] = Path("exported"),
+    folder: OutputFolder = Path("exported"),
     local: Annotated[
         bool, typer.Option("--local", help="Compile here, without the service; needs a C++ compiler.")
     ] = False,

@@ -1,10 +1,12 @@
-"""Shows a job that `train` or `tune` follows: its events as lines, on a terminal also its state."""
+"""What `train` and `tune` share: the short form that starts a job, and the screen that shows its events and state."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,6 +15,20 @@ from rich.text import Text
 
 from ...compiler.errors import RelayError
 from .output import shown
+
+YAML = (".yaml", ".yml")
+
+
+class JobGroup(typer.core.TyperGroup):
+    """`torchrelay train TARGET` is `torchrelay train run TARGET`, with options before or after the target."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        own = {name for option in self.get_params(ctx) for name in option.opts}
+        is_target = first not in self.commands and (Path(first).suffix in (".py", *YAML) or ":" in first)
+        if (first.startswith("-") and first not in own) or is_target:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
 class JobScreen:

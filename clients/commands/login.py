@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ...compiler.api.sign_in import SignInProvider
-from ...compiler.errors import NotFound, RelayError, SettingsError
+from ...compiler.errors import RelayError, SettingsError
 from ..gateway.compile_client import GatewayClient
 from ..gateway.credentials import SignedIn, SignIn, keep_other, read_token_file, write_credentials
 from ..gateway.sign_in import device_flow
@@ -132,10 +132,7 @@ def _provider(settings: ClientSettings, issuer: str) -> SignInProvider | None:
     with GatewayClient(
         ClientSettings(url=settings.url, ca_file=settings.ca_file, cache_dir=settings.cache_dir)
     ) as gateway:
-        try:
-            found = gateway.sign_in().providers
-        except NotFound:  # an older gateway
-            return None
+        found = gateway.sign_in().providers
     return next((each for each in found if issuer in ("", each.issuer)), None)
 
 

@@ -36,7 +36,11 @@ JobName = Annotated[
     ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Start it, print its id, and do not wait.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the job's id, and do not wait for its end.")]
+OutputFolder = Annotated[
+    Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 _WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -19,29 +20,25 @@ _SIGNER = ("starlette", "uvicorn", "pydantic_settings", "structlog")
 _EXAMPLES = ("numpy", "sklearn", "matplotlib")
 
 
-def up(context: typer.Context) -> None:
-    """Start the service on this machine. `torchrelay up --help` lists its options."""
-    _replace_process("torchrelay.service", "up", *context.args, needs=_SERVER, extra="server")
+ROLES = {
+    "up": "Start the service on this machine.",
+    "gateway": "Answer clients, as one of several gateways.",
+    "dispatcher": "Give compiles and jobs to the workers of a Ray cluster.",
+    "worker": "Offer this machine to a Ray cluster.",
+    "signer": "Hold the service's signing keys in a process of its own.",
+}
+"""What each command of `python -m torchrelay.service` does."""
 
 
-def gateway(context: typer.Context) -> None:
-    """Answer clients, as one of several gateways. `torchrelay gateway --help` lists its options."""
-    _replace_process("torchrelay.service", "gateway", *context.args, needs=_SERVER, extra="server")
+def role(name: str) -> Callable[[typer.Context], None]:
+    """The command that starts the role `name`."""
 
+    def start(context: typer.Context) -> None:
+        needs = _SIGNER if name == "signer" else _SERVER
+        _replace_process("torchrelay.service", name, *context.args, needs=needs, extra="server")
 
-def dispatcher(context: typer.Context) -> None:
-    """Give compiles and jobs to the workers of a Ray cluster. `torchrelay dispatcher --help` lists its options."""
-    _replace_process("torchrelay.service", "dispatcher", *context.args, needs=_SERVER, extra="server")
-
-
-def worker(context: typer.Context) -> None:
-    """Offer this machine to a Ray cluster. `torchrelay worker --help` lists its options."""
-    _replace_process("torchrelay.service", "worker", *context.args, needs=_SERVER, extra="server")
-
-
-def signer(context: typer.Context) -> None:
-    """Hold the service's signing keys in a process of its own. `torchrelay signer --help` lists its options."""
-    _replace_process("torchrelay.service", "signer", *context.args, needs=_SIGNER, extra="server")
+    start.__doc__ = f"{ROLES[name]} `torchrelay {name} --help` lists its options."
+    return start
 
 
 def demo(context: typer.Context) -> None:

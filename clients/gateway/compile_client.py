@@ -226,7 +226,7 @@ class GatewayClient(HttpApi):
         return self._call("GET", "/v1/info", dict[str, Any])
 
     def sign_in(self) -> SignInReply:
-        """Where people get tokens for this gateway. Needs none. Raises NotFound at an older gateway."""
+        """Where people get tokens for this gateway. Needs none."""
         return self._call("GET", "/v1/sign-in", SignInReply)
 
     @property

@@ -14,7 +14,7 @@ from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
-from ..output import Json
+from ..output import Json, Yes
 
 app = typer.Typer(
     no_args_is_help=True, help="List, rotate and revoke signing keys (for the service's owner)."
@@ -61,9 +61,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torch
 
 
 @app.command()
-def disown(
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+def disown(yes: Yes = False) -> None:
     """Disown everything that was signed until now; it is compiled again on request."""
     if not yes:
         typer.confirm("Every artifact of every namespace will be compiled again. Go on?", abort=True)

@@ -14,7 +14,7 @@ from ....compiler.errors import SettingsError, Unavailable
 from ...gateway.admin_client import AdminClient
 from ...settings import load_settings
 from .. import output
-from ..output import Json
+from ..output import Json, Yes
 
 app = typer.Typer(no_args_is_help=True, help="List, show and delete namespaces, set their quotas.")
 
@@ -71,10 +71,7 @@ def set_quota(
 
 
 @app.command("rm")
-def remove(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+def remove(name: Name, yes: Yes = False) -> None:
     """Delete a namespace: its tokens, artifacts, jobs' data, winners, counters and audit log."""
     name = _checked(name)
     if not yes:

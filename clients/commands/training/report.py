@@ -15,16 +15,14 @@ from ...reports.profiling.summary import ProfileSummary
 from ...reports.training import page
 from ...reports.training import summary as training_summary
 from .. import output
-from ..output import JobName, Namespace
+from ..output import JobName, Namespace, OutputFolder
 
 _FOLDER = "profile/"
 
 
 def write_report(
     job: JobName,
-    directory: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
-    ] = Path("train-report"),
+    directory: OutputFolder = Path("train-report"),
     traces: Annotated[
         bool, typer.Option("--traces/--no-traces", help="The profiler's traces beside the page.")
     ] = True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +14,10 @@ from ...gateway.training_jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...reports.html_page import plural
 from .. import output
-from ..job_screen import job_screen
+from ..job_screen import YAML, job_screen
 from ..output import Detach, Json, Namespace
 from .progress import ProgressDisplay, compiles_text
 from .request import train_request
-
-_YAML = (".yaml", ".yml")
 
 
 def run(
@@ -119,7 +116,7 @@ def _job(
 ) -> tuple[train_file.TrainFileJob, Path]:
     """The job, and the folder that its directory is relative to."""
     path = Path(target)
-    if path.suffix in _YAML:
+    if path.suffix in YAML:
         if directory is not None:
             options["directory"] = str(directory.absolute())
         return train_file.load(path, options), path.parent
@@ -192,18 +189,3 @@ def _summary(job: TrainJob) -> str:
     said = f"{job.id} is {job.state}{detail}; step {job.step}{seconds}{first}{restarts}; {compiles_text(job.compiles)}"
     resumable = job.state in TRAIN_ENDED and job.state != "done"
     return f"{said}; `torchrelay train resume {job.id}`" if resumable else said
-
-
-class TrainGroup(typer.core.TyperGroup):
-    """`torchrelay train TARGET` is `torchrelay train run TARGET`, with options before or after the target."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        first = args[0] if args else ""
-        own = {name for option in self.get_params(ctx) for name in option.opts}
-        if (first.startswith("-") and first not in own) or _is_target(first, self.commands):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-def _is_target(word: str, commands: Container[str]) -> bool:
-    return word not in commands and (Path(word).suffix in (".py", *_YAML) or ":" in word)

@@ -16,12 +16,13 @@ from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
 from .. import output
-from ..output import Follow, JobName, Json, Namespace
+from ..job_screen import JobGroup
+from ..output import Detach, Follow, JobName, Json, Namespace
 from . import report, run
 from .progress import compiles_text, log_lines, metrics_line
 
 app = typer.Typer(
-    cls=run.TrainGroup,
+    cls=JobGroup,
     no_args_is_help=True,
     help="Train on the cluster (`torchrelay train job.yaml`, `torchrelay train script.py --workers 8 -- ARGUMENTS`): "
     "graphs are compiled before the ranks have their devices.",
@@ -122,7 +123,7 @@ def cancel(job: JobName, namespace: Namespace = "") -> None:
 @app.command()
 def resume(
     job: JobName,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
+    detach: Detach = False,
     namespace: Namespace = "",
 ) -> None:
     """Continue a training job that failed or was cancelled, from its last checkpoint."""

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,14 +16,22 @@ from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import tune_file
 from ...settings import load_settings
 from .. import output
-from ..job_screen import job_screen
+from ..job_screen import JobGroup, job_screen
 from ..output import Detach, Follow, JobName, Json, Namespace
 from .request import tune_request
+
+app = typer.Typer(
+    cls=JobGroup,
+    no_args_is_help=True,
+    help="Search kernels for a file of problems (`torchrelay tune job.yaml`); write the team's winners to a lock file, "
+    "take them from one, compare two.",
+)
 
 _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "device", "done", "known", "failed", "left")
 _ITEMS = ("line", "kind", "state", "problem", "result")
 
 
+@app.command()
 def run(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The job: YAML, as docs/tuning/jobs.md describes it.")
@@ -42,6 +50,7 @@ def run(
             _follow(tunes, job, json=json)
 
 
+@app.command("ls")
 def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List tuning jobs, the newest first."""
     with output.connect(TuningJobsClient, namespace) as tunes:
@@ -49,6 +58,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
+@app.command()
 def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """Show a tuning job and the state of each item."""
     with output.connect(TuningJobsClient, namespace) as tunes:
@@ -70,11 +80,8 @@ def show(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     output.print_table(_ITEMS, [_item_row(item) for item in found.progress])
 
 
-def logs(
-    job: JobName,
-    follow: Follow = False,
-    namespace: Namespace = "",
-) -> None:
+@app.command()
+def logs(job: JobName, follow: Follow = False, namespace: Namespace = "") -> None:
     """Print the finished items of a tuning job, one per line; with -f the exit status is the job's."""
     with output.connect(TuningJobsClient, namespace) as tunes:
         found = tunes.find(job)
@@ -86,6 +93,7 @@ def logs(
                 print(_line(item))
 
 
+@app.command()
 def cancel(job: JobName, namespace: Namespace = "") -> None:
     """Cancel a tuning job; the winners that it has found stay."""
     with output.connect(TuningJobsClient, namespace) as tunes:
@@ -93,9 +101,10 @@ def cancel(job: JobName, namespace: Namespace = "") -> None:
     print(f"{found.id} is {found.state}")
 
 
+@app.command()
 def resume(
     job: JobName,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
+    detach: Detach = False,
     namespace: Namespace = "",
 ) -> None:
     """Continue a tuning job with the items that failed, were skipped or were cancelled."""
@@ -188,22 +197,3 @@ def _threads(spec: tune_file.TuneFile) -> int:
     from ....compiler.torch_internals.inductor import config
 
     return config.codegen_threads()
-
-
-class TuneGroup(typer.core.TyperGroup):
-    """`torchrelay tune FILE` is `torchrelay tune run FILE`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and Path(args[0]).suffix in (".yaml", ".yml"):
-            args = ["run", *args]
-        return super().resolve_command(ctx, args)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to those for lock files."""
-    app.command("run")(run)
-    app.command("ls")(list_jobs)
-    app.command("show")(show)
-    app.command("logs")(logs)
-    app.command("cancel")(cancel)
-    app.command("resume")(resume)

@@ -14,14 +14,12 @@ from ...reports.html_page import PAGE, write_files
 from ...reports.tuning import page, plots, summary
 from ...settings import load_settings
 from .. import output
-from ..output import Namespace
+from ..output import Namespace, OutputFolder
 
 
 def write_report(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id or name, or a lock file.")],
-    directory: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
-    ] = Path("tune-report"),
+    directory: OutputFolder = Path("tune-report"),
     lock: Annotated[
         Path | None, typer.Option(help="An older lock file; what has become slower is shown first.")
     ] = None,

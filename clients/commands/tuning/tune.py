@@ -15,16 +15,8 @@ from ...jobfiles import tuning_lock
 from ...jobfiles.tuning_diff import tuning_changes
 from .. import output
 from ..output import Namespace
-from . import jobs, report
-
-app = typer.Typer(
-    cls=jobs.TuneGroup,
-    no_args_is_help=True,
-    help="Search kernels for a file of problems (`torchrelay tune job.yaml`); write the team's winners to a lock file, "
-    "take them from one, compare two.",
-)
-
-jobs.add_to(app)
+from . import report
+from .jobs import app
 
 app.command("report")(report.write_report)
 
