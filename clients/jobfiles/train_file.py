@@ -64,8 +64,7 @@ def of_options(options: Mapping[str, Any], *, name: str) -> TrainFileJob:
 
 
 class _TrainFileReader(yaml_lines.YamlReader):
-    def __init__(self, name: str, tree: yaml_lines.YamlTree) -> None:
-        super().__init__(name, tree, BadTrainJob)
+    error = BadTrainJob
 
     def job(self, name: str, file: str) -> TrainFileJob:
         given = self.fields((), self._top, FIELDS)

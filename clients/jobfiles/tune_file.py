@@ -112,8 +112,7 @@ def read(data: bytes, name: str) -> TuneFile:
 
 
 class _TuneFileReader(yaml_lines.YamlReader):
-    def __init__(self, name: str, tree: yaml_lines.YamlTree) -> None:
-        super().__init__(name, tree, BadTuneJob)
+    error = BadTuneJob
 
     def spec(self) -> TuneFile:
         given = self.fields((), self._top, {*_Top.__struct_fields__} - {"lines"})

@@ -101,13 +101,14 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
 
 
 class YamlReader:
-    """Converts the values of a file. Raises `wrong`, with file and line, for a value that does not suit."""
+    """Converts the values of a file. Raises `error`, with file and line, for a value that does not suit."""
 
-    def __init__(self, name: str, tree: YamlTree, wrong: type[RequestError]) -> None:
+    error: type[RequestError]
+
+    def __init__(self, name: str, tree: YamlTree) -> None:
         self._name = name
         self._lines = tree.lines
         self._top = tree.value
-        self._wrong = wrong
 
     def fields(self, path: YamlPath, value: Any, known: Iterable[str] | None = None) -> dict[str, Any]:
         """The fields of a mapping that are set. known: the names that are allowed."""
@@ -160,7 +161,7 @@ class YamlReader:
     def wrong(self, path: YamlPath, message: str) -> RequestError:
         """The error for the value at `path`."""
         line = self.line(path)
-        return self._wrong(f"{self._name}, line {line}: {message}" if line else f"{self._name}: {message}")
+        return self.error(f"{self._name}, line {line}: {message}" if line else f"{self._name}: {message}")
 
     def fail(self, path: YamlPath, message: str) -> NoReturn:
         raise self.wrong(path, message)

@@ -9,8 +9,12 @@ from torchrelay.clients.jobfiles.yaml_lines import YamlPath, YamlReader, YamlTre
 from torchrelay.compiler.errors import BadTuneJob
 
 
+class _Reader(YamlReader):
+    error = BadTuneJob
+
+
 def reader(lines: Mapping[YamlPath, int]) -> YamlReader:
-    return YamlReader("job.yaml", YamlTree(None, dict(lines)), BadTuneJob)
+    return _Reader("job.yaml", YamlTree(None, dict(lines)))
 
 
 def written(value: Any) -> Any:
