@@ -6,6 +6,7 @@ continues from a checkpoint therefore sees the same data. A DataLoader reads, wi
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 import time
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from ...compiler.errors import CheckpointError, SettingsError
+from .checkpointing.random_states import host_random_states, set_random_states
 from .metrics.loader_waits import process_loader_waits
 from .rank_environment import load_rank
 
@@ -24,7 +26,13 @@ T = TypeVar("T")
 
 
 class Batches(Generic[T]):
-    """Iterate it for this rank's batches, epoch after epoch; see `batches`."""
+    """This rank's batches, of global_batch / ranks samples each, epoch after epoch, for ever or for so many epochs.
+
+    dataset: with a length and an index. rank, ranks: of what shares the data; the process group's if not given (with
+    tensor parallel ranks, those of the data-parallel dimension). transform: list of samples to batch; DataLoader's own
+    if not given. loader: DataLoader's other options (num_workers, pin_memory, ...). Give it to `Checkpoints` as
+    `loader`, and training goes on where it was, also with another number of ranks. Raises SettingsError.
+    """
 
     def __init__(
         self,
@@ -36,6 +44,7 @@ class Batches(Generic[T]):
         shuffle: bool = True,
         rank: int | None = None,
         ranks: int | None = None,
+        transform: Callable[[list[T]], Any] | None = None,
         **loader: Any,
     ) -> None:
         try:
@@ -53,7 +62,7 @@ class Batches(Generic[T]):
             )
         self._dataset, self._global_batch, self._seed, self._shuffle = dataset, global_batch, seed, shuffle
         self._epochs = epochs
-        self._options = loader
+        self._options = loader if transform is None else {**loader, "collate_fn": transform}
         self._position = 0
 
     @property
@@ -133,35 +142,24 @@ class _Drawn(Dataset[Any]):
         self._inner, self._seed, self._epoch = inner, seed, epoch
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        before = random.getstate(), torch.get_rng_state()
-        numpy = sys.modules.get("numpy")
-        numpy_before = numpy.random.get_state() if numpy is not None else None
+        before = host_random_states()
         try:
-            return [self._sample(index, numpy) for index in indices]
+            return [self._sample(index, numpy="numpy" in before) for index in indices]
         finally:
-            random.setstate(before[0])
-            torch.set_rng_state(before[1])
-            if numpy is not None:
-                numpy.random.set_state(numpy_before)
+            set_random_states(before)
 
-    def _sample(self, index: int, numpy: Any) -> Any:
+    def _sample(self, index: int, *, numpy: bool) -> Any:
         seed = _mixed(self._seed, self._epoch, index)
         random.seed(seed)
         torch.default_generator.manual_seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed & 0xFFFFFFFF)
+        if numpy:
+            sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
         return self._inner[index]
 
 
 def _mixed(*numbers: int) -> int:
-    """63 bits that any of them changes (SplitMix64's finalizer, Steele et al. 2014)."""
-    mixed = 0
-    for number in numbers:
-        mixed = (mixed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return mixed >> 1
+    """63 bits that any of the numbers changes."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()) >> 1
 
 
 def _place() -> tuple[int, int]:
@@ -172,27 +170,4 @@ def _place() -> tuple[int, int]:
     return rank.rank, rank.world_size
 
 
-def batches(
-    dataset: Dataset[T],
-    global_batch: int,
-    *,
-    seed: int = 0,
-    epochs: int | None = None,
-    shuffle: bool = True,
-    rank: int | None = None,
-    ranks: int | None = None,
-    transform: Callable[[list[T]], Any] | None = None,
-    **loader: Any,
-) -> Batches[T]:
-    """This rank's batches, of global_batch / ranks samples each, for ever or for so many epochs.
-
-    dataset: with a length and an index. rank, ranks: of what shares the data; the process group's if not given (with
-    tensor parallel ranks, those of the data-parallel dimension). transform: list of samples to batch; DataLoader's own
-    if not given. loader: DataLoader's other options (num_workers, pin_memory, ...). Give it to `Checkpoints` as
-    `loader`, and training goes on where it was, also with another number of ranks. Raises SettingsError.
-    """
-    if transform is not None:
-        loader["collate_fn"] = transform
-    return Batches(
-        dataset, global_batch, seed=seed, epochs=epochs, shuffle=shuffle, rank=rank, ranks=ranks, **loader
-    )
+batches = Batches

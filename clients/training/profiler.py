@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib import util
 from pathlib import Path
@@ -26,6 +27,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.profiler import ProfilerAction, ProfilerActivity
 from torch.profiler import profile as torch_profile
+from torch.profiler import schedule as torch_schedule
 
 from ...compiler import decoding
 from ...compiler.api.training.events import JobNote
@@ -328,16 +330,8 @@ def _own_folder() -> Path:
 
 
 def _schedule(warm_up: int, active: int) -> Callable[[int], ProfilerAction]:
-    """As torch.profiler.schedule, without its warning when there is no warm-up step (before the very first step)."""
-
-    def action(step: int) -> ProfilerAction:
-        if step < warm_up:
-            return ProfilerAction.WARMUP
-        if step < warm_up + active - 1:
-            return ProfilerAction.RECORD
-        return ProfilerAction.RECORD_AND_SAVE if step == warm_up + active - 1 else ProfilerAction.NONE
-
-    return action
+    with warnings.catch_warnings(action="ignore"):  # before the very first step there is no warm-up
+        return torch_schedule(wait=0, warmup=warm_up, active=active, repeat=1)
 
 
 def _activities() -> list[ProfilerActivity]:

@@ -10,10 +10,16 @@ from typing import Any
 import torch
 
 
-def random_states() -> dict[str, Any]:
+def host_random_states() -> dict[str, Any]:
+    """Those that need no GPU."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
+    return states
+
+
+def random_states() -> dict[str, Any]:
+    states = host_random_states()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     return states

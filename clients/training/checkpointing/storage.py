@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -49,40 +49,6 @@ class CheckpointManifest(Struct, frozen=True):
     step: int
     ranks: int
     files: list[CheckpointFile]
-
-
-class CheckpointStorage(Protocol):
-    """Each rank has its own instance. Methods raise OSError or CheckpointError."""
-
-    def clear(self) -> None:
-        """Called by rank 0 before the first save: delete incomplete checkpoints."""
-
-    def begin(self, name: str) -> Path:
-        """A folder for this rank's files; other ranks may use the same one."""
-
-    def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
-        """Called by each rank after it has written its files: move them to their final place."""
-
-    def publish(self, name: str, manifest: CheckpointManifest) -> None:
-        """Called by rank 0 when all ranks have stored their files."""
-
-    def abandon(self, name: str) -> None:
-        """Called by each rank for a checkpoint that failed: delete what the rank wrote."""
-
-    def done(self, name: str) -> None:
-        """Called by each rank after `publish`."""
-
-    def names(self) -> list[str]:
-        """The complete checkpoints, the newest first."""
-
-    def manifest(self, name: str) -> CheckpointManifest:
-        """Raises CheckpointError if its list cannot be read."""
-
-    def opened(self, name: str, manifest: CheckpointManifest) -> contextlib.AbstractContextManager[Path]:
-        """A folder on this machine with the files, valid inside the block. For one process of each machine."""
-
-    def drop(self, name: str) -> None:
-        """Called by rank 0. The list is deleted first, so that a half deleted checkpoint does not count."""
 
 
 def storage_of(location: str | Path) -> CheckpointStorage:
@@ -135,12 +101,13 @@ def _newest_first(names: Iterable[str]) -> list[str]:
 
 
 class FolderStorage:
-    """A folder that all ranks see."""
+    """A folder that all ranks see. Each rank has its own instance. Methods raise OSError or CheckpointError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def clear(self) -> None:
+        """Called by rank 0 before the first save: delete incomplete checkpoints."""
         for old in self._folder.glob(f"step-*{_REPLACED}"):
             name = old.name.removesuffix(_REPLACED)
             if self._place(name) == old:
@@ -150,14 +117,16 @@ class FolderStorage:
             shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, name: str) -> Path:
+        """A folder for this rank's files; other ranks may use the same one."""
         partial = self._folder / (name + _PARTIAL)
         partial.mkdir(parents=True, exist_ok=True)
         return partial
 
     def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
-        pass
+        """Called by each rank after it has written its files: move them to their final place."""
 
     def publish(self, name: str, manifest: CheckpointManifest) -> None:
+        """Called by rank 0 when all ranks have stored their files."""
         partial, final = self._folder / (name + _PARTIAL), self._folder / name
         write_atomically(partial / _MANIFEST, msgspec.json.encode(manifest), mode=0o644, synced=True)
         if not final.exists():
@@ -174,22 +143,26 @@ class FolderStorage:
         shutil.rmtree(old, ignore_errors=True)
 
     def abandon(self, name: str) -> None:
+        """Called by each rank for a checkpoint that failed: delete what the rank wrote."""
         shutil.rmtree(self._folder / (name + _PARTIAL), ignore_errors=True)
 
     def done(self, name: str) -> None:
-        pass
+        """Called by each rank after `publish`."""
 
     def names(self) -> list[str]:
+        """The complete checkpoints, the newest first."""
         found = {
             path.parent.name.removesuffix(_REPLACED) for path in self._folder.glob(f"step-*/{_MANIFEST}")
         }
         return _newest_first(found)
 
     def manifest(self, name: str) -> CheckpointManifest:
+        """Raises CheckpointError if its list cannot be read."""
         return _decode(name, (self._place(name) / _MANIFEST).read_bytes())
 
     @contextlib.contextmanager
     def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
+        """A folder on this machine with the files, valid inside the block. For one process of each machine."""
         yield self._place(name)
 
     def _place(self, name: str) -> Path:
@@ -198,6 +171,7 @@ class FolderStorage:
         return old if not (final / _MANIFEST).exists() and (old / _MANIFEST).exists() else final
 
     def drop(self, name: str) -> None:
+        """Called by rank 0. The list is deleted first, so that a half deleted checkpoint does not count."""
         for folder in (self._folder / (name + _REPLACED), self._folder / name):
             with contextlib.suppress(FileNotFoundError):
                 (folder / _MANIFEST).unlink()
@@ -205,7 +179,8 @@ class FolderStorage:
 
 
 class ObjectStorage:
-    """An object store that obstore knows: s3://, gs://, az://. Credentials are the environment's."""
+    """An object store that obstore knows: s3://, gs://, az://. Credentials are the environment's. Its methods are those
+    of FolderStorage; they raise CheckpointError."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -272,11 +247,9 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
-        there = {entry["path"] for entry in self._listed(f"{name}/")}
         with tempfile.TemporaryDirectory(prefix="torchrelay-checkpoint-") as folder:
             for file in manifest.files:
                 path = _object_name(name, file)
-                path = path if path in there else f"{name}/{file.name}"  # as earlier versions named it
                 with self._errors(f"{name} could not be read"), (Path(folder) / file.name).open("wb") as out:
                     for chunk in self._do.get(self._store, path).stream():
                         out.write(chunk)
@@ -300,3 +273,6 @@ class ObjectStorage:
             yield
         except self._do.exceptions.BaseError as error:
             raise CheckpointError(f"{what}: {' '.join(str(error).split())[:300]}") from None
+
+
+CheckpointStorage = FolderStorage | ObjectStorage

@@ -278,15 +278,6 @@ def test_in_a_store_too_a_process_that_ends_as_it_replaces_one_leaves_the_old_on
     assert len(paths(store)) == len(before)
 
 
-def test_in_a_store_what_an_earlier_version_saved_is_read(bucket: str) -> None:
-    weights = saved(bucket, 1)
-    place = storage.storage_of(bucket)
-    store = place._store  # type: ignore[attr-defined]
-    for file in place.manifest("step-1").files:
-        store.rename(storage._object_name("step-1", file), f"step-1/{file.name}")
-    assert torch.equal(restored(bucket)[1], weights[1])
-
-
 def paths(store: Any) -> list[str]:
     return [entry["path"] for batch in store.list() for entry in batch]
 
