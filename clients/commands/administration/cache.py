@@ -13,6 +13,7 @@ import typer
 from ....compiler.api.admin import REINDEX_PARTS, CacheEntry
 from ....compiler.errors import RequestError, SettingsError
 from ...gateway.admin_client import AdminClient
+from ...reports.html_page import bytes_of
 from .. import output
 from ..output import Json, Namespace
 from . import archive
@@ -33,7 +34,7 @@ def list_entries(namespace: Namespace = "", json: Json = False) -> None:
         output.print_json(found)
         return
     output.print_table(_HEADINGS, [_row(entry) for entry in found])
-    print(f"{len(found)} artifacts, {output.size(sum(entry.bytes for entry in found))}")
+    print(f"{len(found)} artifacts, {bytes_of(sum(entry.bytes for entry in found))}")
 
 
 @app.command()
@@ -50,7 +51,7 @@ def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
     rows = [
         ("key", found.entry.key),
         ("digest", found.entry.digest),
-        ("size", f"{output.size(found.entry.bytes)} in {found.entry.place}"),
+        ("size", f"{bytes_of(found.entry.bytes)} in {found.entry.place}"),
         ("built", f"{manifest.created} by {manifest.worker}"),
         ("signed by", found.signer),
         ("for", f"{manifest.toolchain.python} torch {manifest.toolchain.torch} on {target}"),
@@ -59,7 +60,7 @@ def show(key: Key, namespace: Namespace = "", json: Json = False) -> None:
         ("verified", manifest.verification.reason or manifest.verification.status),
         ("last used", f"{output.moment(found.entry.used)} UTC"),
         ("pinned", "yes" if found.entry.pinned else "no"),
-        *((f"member {part.name}", output.size(part.size)) for part in manifest.members),
+        *((f"member {part.name}", bytes_of(part.size)) for part in manifest.members),
         *(
             (f"key: {name}", text if len(text) <= 80 else f"{text[:77]}...")
             for name, text in sorted(found.components.items())
@@ -161,4 +162,4 @@ def _full_key(administration: AdminClient, text: str) -> str:
 def _row(entry: CacheEntry) -> tuple[str, ...]:
     pinned = "pinned" if entry.pinned else ""
     used = output.moment(entry.used)
-    return entry.key[:16], output.size(entry.bytes), entry.place, f"{entry.seconds:.1f} s", used, pinned
+    return entry.key[:16], bytes_of(entry.bytes), entry.place, f"{entry.seconds:.1f} s", used, pinned

@@ -12,6 +12,7 @@ import typer
 from ....compiler.api.admin import NamespaceReply
 from ....compiler.errors import SettingsError, Unavailable
 from ...gateway.admin_client import AdminClient
+from ...reports.html_page import bytes_of
 from ...settings import load_settings
 from .. import output
 from ..output import Json, Yes
@@ -118,7 +119,7 @@ def _row(found: NamespaceReply) -> tuple[str, ...]:
         _of(str(found.compiles), quota.compiles, str),
         _of(f"{found.compile_seconds:.1f}", quota.compile_seconds, lambda most: f"{most:g}"),
         f"in {left / 3600:.1f} h" if left else "",
-        _of(output.size(found.bytes), quota.bytes, lambda most: output.size(int(most))),
+        _of(bytes_of(found.bytes), quota.bytes, bytes_of),
         str(found.artifacts),
     )
 

@@ -21,7 +21,7 @@ from ....compiler.api.training.events import (
     describe_rank_exit,
 )
 from ....compiler.api.training.jobs import CompileCounts
-from ...reports.html_page import plural
+from ...reports.html_page import bytes_of, plural
 from ...reports.training.summary import COUNTED
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -162,5 +162,5 @@ def short(number: float) -> str:
 def _checkpoint(event: CheckpointEvent) -> str:
     if not event.kept:
         return f"checkpoint at step {event.step} failed, training continues: {event.detail}"
-    size = f", {event.bytes / (1 << 20):.1f} MiB" if event.bytes else ""
+    size = f", {bytes_of(event.bytes)}" if event.bytes else ""
     return f"checkpoint {event.name} saved ({event.seconds:.1f} s{size})"

@@ -6,18 +6,19 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
-from ....compiler.errors import SettingsError
+from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRequest
+from ....compiler.errors import BadTrainJob, SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
 from ...jobfiles import train_file
+from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
 from ...reports.html_page import plural
 from .. import output
 from ..job_screen import YAML, job_screen
 from ..output import Detach, Json, Namespace
 from .progress import ProgressDisplay, compiles_text
-from .request import train_request
 
 
 def run(
@@ -104,7 +105,7 @@ def run(
         )
     job, folder = _job(target, directory, {each: value for each, value in given.items() if value is not None})
     with output.connect(TrainingJobsClient, namespace) as trains:
-        begun = trains.begin(train_request(job, folder, trains))
+        begun = trains.begin(_request(job, folder, trains))
         if detach:
             output.print_answer(begun, begun.id, json=json)
         else:
@@ -159,6 +160,28 @@ def _profile(steps: str | None, ranks: str | None, *, nvtx: bool) -> dict[str, A
     if ranks is not None:
         found["ranks"] = ranks.split(",")
     return found
+
+
+def _request(job: train_file.TrainFileJob, folder: Path, trains: TrainingJobsClient) -> TrainRequest:
+    """Sends the working directory and returns the job's request. folder: `directory` is relative to it. Raises
+    BadTrainJob, with the line; LimitExceeded for a directory that is too large."""
+    where = folder / Path(job.directory).expanduser()
+    if not where.is_dir():
+        raise _wrong(job, "package", f"directory is {job.directory[:200]!r}, and {where} is no folder")
+    script = job.spec.script
+    if script and not (where / script).is_file():
+        raise _wrong(job, "script", f"script is {script[:200]!r}, and {where} has no such file")
+    package = pack_directory(where)
+    if script and script not in package.names:
+        raise _wrong(job, "script", f"script is {script[:200]!r}, which {IGNORE_FILE} excludes")
+    spec = msgspec.structs.replace(job.spec, package=trains.store_package(package.data))
+    return TrainRequest(spec=spec, file=job.file[-300:], lines=job.lines)
+
+
+def _wrong(job: train_file.TrainFileJob, field: str, message: str) -> BadTrainJob:
+    line = job.lines.get(field, 0)
+    at = f"{job.file}, line {line}" if line else job.file or "the command line"
+    return BadTrainJob(f"{at}: {message}")
 
 
 # --- watching ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ....compiler.api.training.events import LogLines, StepMetrics
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
 from ...gateway.training_jobs import TrainingJobsClient
+from ...reports.html_page import bytes_of
 from .. import output
 from ..job_screen import JobGroup
 from ..output import Detach, Follow, JobName, Json, Namespace
@@ -144,7 +145,7 @@ def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     """List the files that a training job made: what its script wrote, traces, exported models."""
     with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.files(trains.find(job).id)
-    rows = [(each.name, output.size(each.bytes), each.digest[:12]) for each in found]
+    rows = [(each.name, bytes_of(each.bytes), each.digest[:12]) for each in found]
     output.print_found(found, ("name", "size", "SHA-256"), rows, json=json)
 
 
@@ -165,7 +166,7 @@ def get(
     with output.connect(TrainingJobsClient, namespace) as trains:
         data = trains.file(trains.find(job).id, name)
     output.write_file(target, data, hint="Name another with -o")
-    print(output.shown(f"wrote {target} ({output.size(len(data))})"))
+    print(output.shown(f"wrote {target} ({bytes_of(len(data))})"))
 
 
 def _print_events(

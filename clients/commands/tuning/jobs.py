@@ -10,15 +10,23 @@ from typing import Annotated
 
 import typer
 
-from ....compiler.api.tuning.jobs import ENDED, TuneJob, TuneProgress
+from ....compiler.api.tuning.jobs import (
+    ENDED,
+    GraphTuneItem,
+    KernelTuneItem,
+    TuneItem,
+    TuneJob,
+    TuneProgress,
+    TuneRequest,
+)
+from ....compiler.errors import BadTuneJob, SettingsError
 from ...gateway.compile_client import GatewayClient
 from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
-from ...jobfiles import tune_file
+from ...jobfiles import captured_graphs, tune_file
 from ...settings import load_settings
 from .. import output
 from ..job_screen import JobGroup, job_screen
 from ..output import Detach, Follow, JobName, Json, Namespace
-from .request import tune_request
 
 app = typer.Typer(
     cls=JobGroup,
@@ -43,7 +51,7 @@ def run(
     """Search kernels for the problems in a file while workers are idle (`torchrelay tune FILE`)."""
     spec = tune_file.load(file)
     with output.connect(TuningJobsClient, namespace) as tunes:
-        job = tunes.begin(tune_request(spec, file, tunes, threads=_threads(spec)))
+        job = tunes.begin(_request(spec, file, tunes))
         if detach:
             output.print_answer(job, job.id, json=json)
         else:
@@ -115,6 +123,37 @@ def resume(
             print(f"{found.id} is {found.state}")
             return
         _follow(tunes, found, json=False, earlier=before.progress)
+
+
+def _request(spec: tune_file.TuneFile, path: Path, tunes: TuningJobsClient) -> TuneRequest:
+    """Sends the file's captured graphs and returns the job's request. path: of the file. Raises BadTuneJob, with the
+    line."""
+    items: list[TuneItem] = [*spec.operators, *spec.graphs]
+    for file in spec.files:
+        try:
+            bodies = captured_graphs.read_graphs(path.parent / file.path)
+        except SettingsError as error:
+            raise BadTuneJob(f"{spec.file}, line {file.line}: {error.message}", hint=error.advice) from None
+        named = Path(file.path).name[-200:]
+        for n, key in enumerate(map(tunes.store_graph, bodies), 1):
+            which = f"{named}, {n} of {len(bodies)}" if len(bodies) > 1 else named
+            items.append(GraphTuneItem(file.line, key, file.mode, which))
+    if spec.kernels:
+        from ...capture.tuning_kernels import resolve_kernel
+
+        for item in spec.kernels:
+            kernel = resolve_kernel(item, path.parent.absolute())
+            items.append(KernelTuneItem(item.line, item.text, kernel))
+    return TuneRequest(
+        name=spec.name or path.stem[:200],
+        items=items,
+        device=spec.device,
+        torch=spec.torch,
+        threads=spec.threads or _threads(spec),
+        budget=spec.budget,
+        file=spec.file[-300:],
+        lines=spec.lines,
+    )
 
 
 # --- following ---------------------------------------------------------------------------------------------

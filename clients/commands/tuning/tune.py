@@ -15,8 +15,9 @@ from ...jobfiles import tuning_lock
 from ...jobfiles.tuning_diff import tuning_changes
 from .. import output
 from ..output import Namespace
-from . import report
-from .jobs import app
+from . import jobs, report
+
+app = jobs.app
 
 app.command("report")(report.write_report)
 

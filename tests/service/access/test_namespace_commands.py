@@ -25,7 +25,7 @@ class Shell:
 def test_a_team_is_set_up_and_looked_at(gateway: Running, tmp_path: Path) -> None:
     owner = Shell(gateway, tmp_path)
     table = owner("namespace", "set", "red", "--bytes", "2G", "--compiles", "3", "--compile-seconds", "7.5")
-    assert "0 of 3" in table and "0.0 of 7.5" in table and "0 B of 2.0 GiB" in table
+    assert "0 of 3" in table and "0.0 of 7.5" in table and "0 B of 2.00 GiB" in table
     made = owner("token", "create", "ada", "--namespace", "red", "--rate", "20", "--role", "admin", "--json")
     issued = json.loads(made)
     assert (issued["record"]["namespace"], issued["record"]["rate"]) == ("red", 20)

@@ -76,7 +76,7 @@ def test_a_file_becomes_a_job_that_is_watched_to_its_end(
     done = train(gateway, work, "job.yaml", "--cpus", "1.5")
     lines = done.stdout.splitlines()
     assert "waiting" in lines and "running" in lines and lines[-2] == "done"
-    assert f"checkpoint step-{STEPS} saved (0.5 s, 0.0 MiB)" in lines
+    assert f"checkpoint step-{STEPS} saved (0.5 s, 10 B)" in lines
     assert f"checkpoint at step {STEPS} failed, training continues: the disk is full" in lines
     assert "step 0" in lines and "step 1" not in lines  # what rank 1 wrote is in `logs`
     assert "is done; step 9" in lines[-1]

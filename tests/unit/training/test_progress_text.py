@@ -61,7 +61,7 @@ def test_what_happened_is_told_once_and_the_first_step_of_the_last_rank_counts()
         RankEnded(rank=1, code=-9, at=0, attempt=0, detail="killed"),
         StateChanged(state="recovering", at=0, detail="rank 1 was killed", restarts=1),
     ) == [
-        "checkpoint step-5 saved (1.2 s, 3.0 MiB)",
+        "checkpoint step-5 saved (1.2 s, 3.00 MiB)",
         "checkpoint at step 6 failed, training continues: the disk is full",
         "warning: rank 1: the loader waits",
         "for a disk",
