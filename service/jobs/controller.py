@@ -41,9 +41,10 @@ class JobLost(Exception):
 class JobRun(ABC):
     """One job under one lease."""
 
-    def __init__(self, jobs: DurableJobs[Any, Any], job: str, owner: str, turn: int) -> None:
+    def __init__(self, jobs: DurableJobs[Any, Any], job: str, lease: str, turn: int) -> None:
+        """lease: `owner:fence`."""
         self.id = job
-        self.owner = owner
+        self.lease = lease
         self._jobs = jobs
         self._turn = turn
 
@@ -63,26 +64,32 @@ class JobRun(ABC):
 
     async def give_up(self, why: str) -> None:
         """It has failed again and again. why: in words, for the job's owner. Raises NotFound, RedisError."""
-        await self._jobs.give_up(self.id, self.owner, why)
+        await self._jobs.give_up(self.id, self.lease, why)
 
     @property
     def turn(self) -> tuple[str, int]:
         """The job, and how often it was begun or resumed."""
         return self.id, self._turn
 
+    @property
+    def owner(self) -> str:
+        return self.lease.partition(":")[0]
+
     def stop(self) -> None:  # noqa: B027
         """This gateway does not run the job any more."""
 
     async def renew(self) -> LeaseOutcome:
         """Renew the lease. A job that Redis has lost is written again. Raises RedisError, Overloaded."""
-        outcome, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
+        outcome, lease, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
         if outcome == "gone":
             log.warning(f"{self._jobs.kind}_written_again", job=self.id)
             await self.restore()
             await self._jobs.create(self.snapshot())
-            outcome, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
-        if outcome == "held" and cancelled_by:
-            self.cancel(cancelled_by)
+            outcome, lease, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
+        if outcome == "held":
+            self.lease = lease
+            if cancelled_by:
+                self.cancel(cancelled_by)
         return outcome
 
 
@@ -98,7 +105,7 @@ class JobController:
         lease_seconds: float,
         may_take: Callable[[Any], Awaitable[bool]] | None = None,
     ) -> None:
-        """start: makes the run of a loaded job for an owner. may_take: whether a loaded job is for this dispatcher;
+        """start: makes the run of a loaded job under a lease. may_take: whether a loaded job is for this dispatcher;
         None: each is."""
         self._jobs = jobs
         self._start = start
@@ -121,10 +128,10 @@ class JobController:
         try:
             if self._may_take is not None and not await self._may_take(await self._jobs.load(job)):
                 return
-            outcome, _ = await self._jobs.take(job, owner)
+            outcome, lease, _ = await self._jobs.take(job, owner)
             if outcome != "held" or self._closed:
                 return
-            run = self._runs[job] = self._start(await self._jobs.load(job), owner)
+            run = self._runs[job] = self._start(await self._jobs.load(job), lease)
         except NotFound:
             return
         except (RedisError, Unavailable) as error:

@@ -71,6 +71,7 @@ class DurableJobs(ABC, Generic[J, R]):
         self._namespace = keys.namespace
         self._channel = keys.wake
         self._open_jobs = keys.open_jobs
+        self._fence = keys.fence
         self._keys = job_keys
         self._scripts = scripts
         self._audit = audit
@@ -86,8 +87,8 @@ class DurableJobs(ABC, Generic[J, R]):
         """All of a job. Raises NotFound."""
 
     @abstractmethod
-    async def give_up(self, job: str, owner: str, why: str) -> None:
-        """End a job that cannot be run, if `owner` holds its lease. Raises NotFound."""
+    async def give_up(self, job: str, lease: str, why: str) -> None:
+        """End a job that cannot be run, if its lease is still this one. Raises NotFound."""
 
     @abstractmethod
     def _shown(self, fields: Fields) -> J:
@@ -132,11 +133,12 @@ class DurableJobs(ABC, Generic[J, R]):
         """Raises NotFound."""
         return self._shown(await self._fields(job))
 
-    async def take(self, job: str, owner: str, turn: int | None = None) -> tuple[LeaseOutcome, str]:
-        """Take or renew the lease of a job, unless it has ended, or was resumed since `turn`. Also returns who
-        cancelled the job, in words, or ''."""
-        outcome, *cancelled_by = await self._lease(job, owner, "take", turn)
-        return cast(LeaseOutcome, outcome.decode()), cancelled_by[0].decode() if cancelled_by else ""
+    async def take(self, job: str, owner: str, turn: int | None = None) -> tuple[LeaseOutcome, str, str]:
+        """Take or renew the lease of a job, unless it has ended, or was resumed since `turn`. Also returns the lease,
+        `owner:fence`, and who cancelled the job, in words, or ''."""
+        answer: list[bytes] = await self._lease(job, owner, self._lease_ms, turn)
+        outcome, fence, cancelled_by = [*answer, b"", b""][:3]
+        return cast(LeaseOutcome, outcome.decode()), f"{owner}:{fence.decode()}", cancelled_by.decode()
 
     async def announce(self) -> None:
         """Tells dispatchers that a job waits for one of them."""
@@ -144,25 +146,17 @@ class DurableJobs(ABC, Generic[J, R]):
 
     async def release(self, job: str, owner: str) -> None:
         """Give the lease back, so that another dispatcher can take it at once."""
-        await self._lease(job, owner, "release", None)
+        await self._lease(job, owner, 0, None)
 
     def notification(self, job: str) -> str:
         """What the wake channel calls a job."""
         return self._keys.notification(job)
 
-    async def _lease(self, job: str, owner: str, what: str, turn: int | None) -> list[bytes]:
+    async def _lease(self, job: str, owner: str, ms: int, turn: int | None) -> list[bytes]:
         with reserved_for_leases():
-            answer: list[bytes] = await self._scripts.lease_job(
-                keys=[self._keys.job(job), self._open_jobs],
-                args=[
-                    job,
-                    self.kind,
-                    self._channel,
-                    owner,
-                    self._lease_ms,
-                    what,
-                    "" if turn is None else turn,
-                ],
+            answer: list[bytes] = await self._scripts.hold_job(
+                keys=[self._keys.job(job), self._keys.part(job, "lease"), self._fence, self._open_jobs],
+                args=[job, self.kind, self._channel, owner, ms, "" if turn is None else turn],
             )
         return answer
 
@@ -219,7 +213,7 @@ class DurableJobs(ABC, Generic[J, R]):
         transition: JobTransition,
         fields: Mapping[str, FieldValue],
         *,
-        owner: str = "",
+        lease: str = "",
         state: str = "",
         event: tuple[str, bytes] = ("", b""),
         most_open: int = 1 << 31,
@@ -229,7 +223,7 @@ class DurableJobs(ABC, Generic[J, R]):
         answer = await self._scripts.change_job(
             keys=[self._keys.all, self._keys.open, self._keys.job(job), self._open_jobs],
             args=[
-                *(job, self.kind, self._channel, transition, owner, state, *event, most_open, most_events),
+                *(job, self.kind, self._channel, transition, lease, state, *event, most_open, most_events),
                 *(part for field in fields.items() for part in field),
             ],
         )

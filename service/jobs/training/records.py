@@ -136,10 +136,10 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
     # --- running -------------------------------------------------------------------------------------------
 
     async def record_events(
-        self, record: TrainingJobRecord, owner: str, events: Sequence[TrainEvent]
+        self, record: TrainingJobRecord, lease: str, events: Sequence[TrainEvent]
     ) -> bool:
         """Record events, and how far the job is with them: `record`, whose `writes` do not count this call. False if
-        `owner` does not hold the job's lease."""
+        the job's lease is another."""
         keys, job = self._keys, record.job.id
         fields = {
             "told": record.last_number,
@@ -156,7 +156,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
             ],
             args=[
                 job,
-                owner,
+                lease,
                 record.writes,
                 self._channel,
                 EVENTS,
@@ -172,25 +172,25 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         )
         return bool(answer == b"recorded")
 
-    async def end(self, job: str, owner: str, ended: StateChanged, *, last_number: int) -> None:
-        """End a job as `ended` says, if `owner` holds its lease. last_number: that of the driver's last event."""
+    async def end(self, job: str, lease: str, ended: StateChanged, *, last_number: int) -> None:
+        """End a job as `ended` says, if its lease is still this one. last_number: that of the driver's last event."""
         await self._change(
             job,
             "end",
             {"detail": ended.detail, "wish": "", "told": last_number},
-            owner=owner,
+            lease=lease,
             state=ended.state,
             event=("state", encoded(ended)),
             most_events=EVENTS_OF_ENDED,
         )
 
-    async def give_up(self, job: str, owner: str, why: str) -> None:
+    async def give_up(self, job: str, lease: str, why: str) -> None:
         ended = StateChanged(state="failed", detail=why, at=time.time())
         await self._change(
             job,
             "end",
             {"detail": why, "wish": ""},
-            owner=owner,
+            lease=lease,
             state=ended.state,
             event=("state", encoded(ended)),
             most_events=EVENTS_OF_ENDED,
@@ -252,9 +252,9 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         newest = _number(recent[-1][0]) if recent else after
         return found, (newest if newest > after else None)
 
-    async def archive(self, job: str, owner: str, *, everything: bool = False) -> None:
-        """Move series that have grown long, or all entries, to the blob store. Nothing happens where `owner` does not
-        hold the job's lease. Raises Unavailable."""
+    async def archive(self, job: str, lease: str, *, everything: bool = False) -> None:
+        """Move series that have grown long, or all entries, to the blob store. Nothing happens where the job's lease is
+        another. Raises Unavailable."""
         keys = self._keys
         for what in SERIES:
             while True:
@@ -266,7 +266,7 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
                 await self._store.put_segment(job, what, first, last, packed)
                 archived = await self._scripts.archive_training_events(
                     keys=[keys.part(job, what), keys.part(job, "shelves"), keys.part(job, "lease")],
-                    args=[what, last, first, owner],
+                    args=[what, last, first, lease],
                 )
                 if not archived:
                     return

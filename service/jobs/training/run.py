@@ -89,8 +89,8 @@ class TrainingJobParts:
 class TrainingJobRun(JobRun):
     """One job under one lease."""
 
-    def __init__(self, parts: TrainingJobParts, loaded: TrainingJobRecord, owner: str) -> None:
-        super().__init__(parts.jobs, loaded.job.id, owner, loaded.turn)
+    def __init__(self, parts: TrainingJobParts, loaded: TrainingJobRecord, lease: str) -> None:
+        super().__init__(parts.jobs, loaded.job.id, lease, loaded.turn)
         self.loaded = loaded
         self.cancelled = asyncio.Event()
         self._parts = parts
@@ -342,11 +342,11 @@ class TrainingJobRun(JobRun):
                 log.warning("train_not_forgotten", job=self.id, error=error.message)
                 await asyncio.sleep(RETRY_SECONDS)
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
-            await self._parts.jobs.archive(self.id, self.owner, everything=True)
+            await self._parts.jobs.archive(self.id, self.lease, everything=True)
         ended = msgspec.structs.replace(ended, detail=ended.detail[:_LOG_TAIL])
         last_number = max(self._last_number, self._end_number)
         await retry_while_down(
-            lambda: self._parts.jobs.end(self.id, self.owner, ended, last_number=last_number)
+            lambda: self._parts.jobs.end(self.id, self.lease, ended, last_number=last_number)
         )
         log.info("train_ended", job=self.id, state=ended.state)
 
@@ -369,7 +369,7 @@ class TrainingJobRun(JobRun):
         if detail is not None:
             self._set_detail(detail)
         jobs = self._parts.jobs
-        while not await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.owner, events)):
+        while not await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.lease, events)):
             # the lease had expired while Redis was down, or Redis had lost the job
             if await retry_while_down(self.renew) != "held":
                 raise JobLost
@@ -391,7 +391,7 @@ class TrainingJobRun(JobRun):
         if not large and self._unarchived < ARCHIVE_ENTRIES:
             return
         try:
-            await self._parts.jobs.archive(self.id, self.owner, everything=large)
+            await self._parts.jobs.archive(self.id, self.lease, everything=large)
             self._unarchived = self._unarchived_bytes = 0
         except (Unavailable, RedisError) as error:
             # they are still in Redis; the next call tries again

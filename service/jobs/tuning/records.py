@@ -131,14 +131,14 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
     async def record_item(
         self,
         job: str,
-        owner: str,
+        lease: str,
         progress: TuneProgress,
         results: bytes = b"",
         *,
         spent: float = 0.0,
         trials: int = 0,
     ) -> bool:
-        """Write how far an item is, and its results, `pack`ed; false if `owner` does not hold the job's lease."""
+        """Write how far an item is, and its results, `pack`ed; false if the job's lease is another."""
         keys = self._keys
         answer = await self._scripts.record_tuning_item(
             keys=[
@@ -147,7 +147,7 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
             ],
             args=[
                 job,
-                owner,
+                lease,
                 progress.item,
                 msgspec.json.encode(progress),
                 progress.state,
@@ -160,22 +160,22 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
         )
         return bool(answer != b"lost")
 
-    async def change(self, job: str, transition: JobTransition, *, owner: str = "", detail: str = "") -> None:
-        """End (as `owner` of its lease), cancel or resume a job, where its state allows it. Raises NotFound."""
+    async def change(self, job: str, transition: JobTransition, *, lease: str = "", detail: str = "") -> None:
+        """End (under `lease`), cancel or resume a job, where its state allows it. Raises NotFound."""
         states: dict[JobTransition, TuneState] = {"end": "done", "cancel": "cancelled", "resume": "waiting"}
         state = states[transition]
         await self._change(
             job,
             "resume" if transition == "resume" else "end",
             {"detail": detail},
-            owner=owner,
+            lease=lease,
             state=state,
             event=_state_event(state),
         )
 
-    async def give_up(self, job: str, owner: str, why: str) -> None:
+    async def give_up(self, job: str, lease: str, why: str) -> None:
         event = _state_event("cancelled")
-        await self._change(job, "end", {"detail": why}, owner=owner, state="cancelled", event=event)
+        await self._change(job, "end", {"detail": why}, lease=lease, state="cancelled", event=event)
 
     def _shown(self, fields: Fields) -> TuneJob:
         job = decoding.from_json(fields[b"job"], type=TuneJob)

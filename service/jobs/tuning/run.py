@@ -69,8 +69,8 @@ class TuningJobParts:
 class TuningJobRun(JobRun):
     """One job under one lease."""
 
-    def __init__(self, parts: TuningJobParts, loaded: TuningJobRecord, owner: str) -> None:
-        super().__init__(parts.jobs, loaded.job.id, owner, loaded.turn)
+    def __init__(self, parts: TuningJobParts, loaded: TuningJobRecord, lease: str) -> None:
+        super().__init__(parts.jobs, loaded.job.id, lease, loaded.turn)
         self.loaded = loaded
         self._parts = parts
         self._progress = dict(loaded.progress)
@@ -118,7 +118,7 @@ class TuningJobRun(JobRun):
             if failed.subgroup(JobLost) is not None:
                 raise JobLost from None
             raise
-        await self._parts.jobs.change(self.id, "end", owner=self.owner)
+        await self._parts.jobs.change(self.id, "end", lease=self.lease)
 
     # --- operators -----------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class TuningJobRun(JobRun):
 
     async def _record_quietly(self, progress: TuneProgress) -> None:
         with contextlib.suppress(RedisError):
-            await self._parts.jobs.record_item(self.id, self.owner, progress)
+            await self._parts.jobs.record_item(self.id, self.lease, progress)
 
     def _check_budget(self) -> bool:
         """Whether the budget is spent. If so, cancel the searches that have not begun."""
@@ -293,7 +293,7 @@ class TuningJobRun(JobRun):
             self._devices_known.set()
         recorded = await retry_while_down(
             lambda: self._parts.jobs.record_item(
-                self.id, self.owner, progress, packed, spent=spent, trials=trials
+                self.id, self.lease, progress, packed, spent=spent, trials=trials
             )
         )
         if not recorded and not await self._recover():
@@ -308,7 +308,7 @@ class TuningJobRun(JobRun):
             if progress.state in ENDED:
                 packed = self._results.get(n, b"")
                 if not await retry_while_down(
-                    functools.partial(self._parts.jobs.record_item, self.id, self.owner, progress, packed)
+                    functools.partial(self._parts.jobs.record_item, self.id, self.lease, progress, packed)
                 ):
                     return False
         return True

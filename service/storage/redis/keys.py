@@ -44,7 +44,7 @@ class JobKeys:
 
     def part(self, job: str, part: str) -> str:
         """`events`: a stream, name and data of each event; ids of a training job's are `<number>-0`, numbers from 1.
-        `lease`: the owner, expires with the lease. Others: see above."""
+        `lease`: `owner:fence`, expires with the lease. Others: see above."""
         return f"{self._prefix}{job}:{part}"
 
     def notification(self, job: str) -> str:

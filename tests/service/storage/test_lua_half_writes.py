@@ -269,7 +269,7 @@ def of_job(
             ("ZADD", jobs.all, 1000, "old", 2000, "j"),
             ("ZADD", jobs.open, 2000, "j"),
             ("ZADD", KEYS.open_jobs, 2000, jobs.job("j")),
-            ("SET", jobs.part("j", "lease"), "me"),
+            ("SET", jobs.part("j", "lease"), "me:1"),
             ("XADD", jobs.part("j", "events"), "1-0", "event", "state", "data", "{}"),
             ("XADD", jobs.part("j", "history"), "1-0", "data", "{}"),
             ("HSET", jobs.part("j", "progress"), 0, '{"state":"failed"}', 1, '{"state":"searching"}'),
@@ -296,15 +296,16 @@ def change(kind: str, transition: str, state: str, owner: str = "", most_open: i
     return of_job("change_job", keys, args, "state", state, training=kind == "train")
 
 
-def lease_job(kind: str, what: str, owner: str, *fields: Argument) -> Call:
+def hold_job(kind: str, ms: int, owner: str, *fields: Argument) -> Call:
     jobs = TRAINING if kind == "train" else TUNING
-    args = ["j", kind, KEYS.wake, owner, 1000, what, ""]
-    return of_job("lease_job", [jobs.job("j"), KEYS.open_jobs], args, *fields, training=kind == "train")
+    keys = [jobs.job("j"), jobs.part("j", "lease"), KEYS.fence, KEYS.open_jobs]
+    args = ["j", kind, KEYS.wake, owner, ms, ""]
+    return of_job("hold_job", keys, args, *fields, training=kind == "train")
 
 
 def tuning_item(state: str, *fields: Argument) -> Call:
     keys = [TUNING.job("j"), *(TUNING.part("j", part) for part in ("lease", "progress", "results", "events"))]
-    args = ["j", "me", 1, f'{{"state":"{state}"}}', state, "results", "1.500", 3, KEYS.wake, 10]
+    args = ["j", "me:1", 1, f'{{"state":"{state}"}}', state, "results", "1.500", 3, KEYS.wake, 10]
     return of_job("record_tuning_item", keys, args, "state", "running", *fields, training=False)
 
 
@@ -313,15 +314,16 @@ JOBS = [
     create("tune", "job", "{}"),
     create("train", "", "", most=10),
     create("train", "", "", most_open=1),
-    *(change(kind, "end", "running", "me") for kind in ("train", "tune")),
+    *(change(kind, "end", "running", "me:1") for kind in ("train", "tune")),
     *(change(kind, "cancel", "running") for kind in ("train", "tune")),
     *(change(kind, "resume", "failed") for kind in ("train", "tune")),
     change("train", "resume", "failed", most_open=1),
-    lease_job("tune", "take", "me", "state", "waiting"),
-    lease_job("tune", "take", "other", "state", "waiting"),
-    lease_job("train", "take", "me", "state", "done"),
-    lease_job("train", "take", "me"),
-    lease_job("train", "release", "me", "state", "running"),
+    hold_job("tune", 1000, "me", "state", "waiting"),
+    hold_job("tune", 1000, "other", "state", "waiting"),
+    hold_job("train", 1000, "me", "state", "done"),
+    hold_job("train", 1000, "me"),
+    hold_job("train", 1000, "me", "state", "running"),
+    hold_job("train", 0, "me", "state", "running"),
     tuning_item("done", "n:done", 1),
     tuning_item("searching"),
     of_job(
@@ -331,7 +333,7 @@ JOBS = [
             *(TRAINING.part("j", p) for p in ("lease", "events", "metrics", "logs", "history")),
         ],
         [
-            *("j", "me", 4, KEYS.wake, 1000, 3, 2, "told", 7, "state", "running"),
+            *("j", "me:1", 4, KEYS.wake, 1000, 3, 2, "told", 7, "state", "running"),
             *("metrics", "{}", "metrics", "{}", "log", "{}", "logs", "{}", "state", "{}", "history", "{}"),
         ],
         *("state", "running", "tellings", 4),
@@ -340,7 +342,7 @@ JOBS = [
     of_job(
         "archive_training_events",
         [TRAINING.part("j", part) for part in ("history", "shelves", "lease")],
-        ["history", 1, 1, "me"],
+        ["history", 1, 1, "me:1"],
         *("state", "running"),
         training=True,
     ),

@@ -1,7 +1,7 @@
 -- End, cancel or resume a job.
 -- KEYS: jobs, open, job, open_jobs.
 -- ARGV: id, kind ('tune' or 'train'), wake channel, 'end', 'cancel' (the lease's holder then ends it) or 'resume',
---       owner of the lease or '' (no lease is needed), new state, name and data of the event, most open ones,
+--       its lease, owner:fence, or '' (no lease is needed), new state, name and data of the event, most open ones,
 --       how many events of a job that has ended stay, then field and value of what is set with it.
 -- Returns {'changed'}, {'unchanged'} (the job is not in a state for it), {'gone'} (there is no such job) or
 -- {'many', how many are open}.

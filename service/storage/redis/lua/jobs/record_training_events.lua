@@ -1,8 +1,8 @@
 -- Record events of a training job, as the holder of its lease; once, however often the call is repeated.
 -- KEYS: job, lease, events, metrics, logs, history.
--- ARGV: id, owner, how many calls recorded events before, wake channel, most events, most bytes of them, how many fields
---       of the job follow and each one's name and value, then of each event its name, its data, its series ('metrics',
---       'logs' or 'history') and its data there.
+-- ARGV: id, owner:fence, how many calls recorded events before, wake channel, most events, most bytes of them, how many
+--       fields of the job follow and each one's name and value, then of each event its name, its data, its series
+--       ('metrics', 'logs' or 'history') and its data there.
 -- Returns 'recorded' or 'lost' (another holds the lease, or the job has ended).
 check_arguments(7)
 local tellings, most_events, fields_end = whole(ARGV[3], 0), whole(ARGV[5], 0), 7 + 2 * whole(ARGV[7], 0)

@@ -1,6 +1,6 @@
 -- Record how far an item of a tuning job is, as the holder of the job's lease. An item that has ended stays as it is.
 -- KEYS: job, lease, progress, results, events.
--- ARGV: id, owner, number, progress JSON, state, results or '', seconds, trials, wake channel, most events.
+-- ARGV: id, owner:fence, number, progress JSON, state, results or '', seconds, trials, wake channel, most events.
 -- Returns 'recorded', 'ended' (the item had) or 'lost' (another holds the lease, or the job has ended).
 check_arguments(10)
 local most_events = whole(ARGV[10], 0)

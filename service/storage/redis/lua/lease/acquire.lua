@@ -66,9 +66,8 @@ local function prioritize()
   end
 end
 
-local held = redis.call('GET', lease)
-if held then
-  local holder, held_fence = held:match('^(.*):(%d+)$')
+local holder, held_fence = holder_of(lease)
+if holder then
   if holder == owner then -- the same call again, after a lost answer
     return {'lease', held_fence, redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or '',
       redis.call('HGET', run, 'what') or what, redis.call('HGET', run, 'killed') or 0}
@@ -223,13 +222,11 @@ if asking then
   count('misses')
   return {'queued'}
 end
+local number = hold(lease, fence, owner, lease_ms, pending, lease)
 if standing > 0 then -- a job waits as long as it has to: the deadline counts from here
   redis.call('HSET', run, 'started', integer(now))
 end
-local number = next_fence(fence)
-redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
 redis.call('ZADD', active, integer(now + lease_ms), key)
-redis.call('ZADD', pending, integer(now + lease_ms), lease)
 local times = redis.call('HINCRBY', run, 'leases', 1)
 redis.call('PEXPIRE', run, ttl_ms)
 if times > 1 then

@@ -1,38 +1,35 @@
--- Take, renew or release the lease of a job. Only the holder of the lease runs the job.
--- KEYS: job, open_jobs. ARGV: id, kind ('tune' or 'train'), wake channel, owner, lease ms, 'take' or 'release', turn or ''.
--- Returns {'held', who cancelled the job, in words, or ''}, {'taken'} by another, {'ended'} (the job has ended, or had
--- and was resumed since this turn), {'gone'} (there is no such job) or {'released'}.
-local job, open_jobs = unpack(KEYS)
-check_arguments(7)
-local lease_ms = whole(ARGV[5], 1)
-local lease = job .. ':lease'
-local notification = ARGV[2] .. ':' .. ARGV[1]
-if ARGV[6] == 'release' then
-  if redis.call('GET', lease) == ARGV[4] then
-    redis.call('DEL', lease)
-    redis.call('ZADD', open_jobs, 'XX', integer(now), job)
-    redis.call('PUBLISH', ARGV[3], notification)
+-- Take or renew the lease of a job, or leave it to others (lease_ms 0). Only its holder runs the job.
+-- KEYS: job, its lease, fence, open_jobs. ARGV: id, kind ('tune' or 'train'), wake channel, owner, lease ms, turn or
+-- ''. Returns {'held', fence, who cancelled the job, in words, or ''}, {'taken'} by another, {'ended'} (the job has
+-- ended, or had and was resumed since this turn), {'gone'} (there is no such job) or {'left'}.
+local job, lease, fence, open_jobs = unpack(KEYS)
+local id, kind, wake, owner, lease_ms, turn = unpack(ARGV)
+check_arguments(6)
+lease_ms = whole(lease_ms, 0)
+local notification = kind .. ':' .. id
+local holder = holder_of(lease)
+if lease_ms == 0 then
+  if holder == owner then
+    leave(lease, open_jobs, job)
+    redis.call('PUBLISH', wake, notification)
   end
-  return {'released'}
+  return {'left'}
 end
-local found = redis.call('HMGET', job, 'state', 'turn', 'wish')
-local state = found[1]
+local state, current, wish = unpack(redis.call('HMGET', job, 'state', 'turn', 'wish'))
 if not state then
   redis.call('ZREM', open_jobs, job)
   return {'gone'}
 end
-if state == 'done' or state == 'failed' or state == 'cancelled' or (ARGV[7] ~= '' and found[2] ~= ARGV[7]) then
+if state == 'done' or state == 'failed' or state == 'cancelled' or (turn ~= '' and current ~= turn) then
   return {'ended'}
 end
-local holder = redis.call('GET', lease)
-if holder and holder ~= ARGV[4] then
+if holder and holder ~= owner then
   return {'taken'}
 end
-redis.call('SET', lease, ARGV[4], 'PX', lease_ms)
-redis.call('ZADD', open_jobs, integer(now + lease_ms), job)
-if ARGV[2] == 'tune' and state == 'waiting' then
+local number = hold(lease, fence, owner, lease_ms, open_jobs, job)
+if kind == 'tune' and state == 'waiting' then
   redis.call('HSET', job, 'state', 'running')
   redis.call('XADD', job .. ':events', '*', 'event', 'job', 'data', '{"state":"running"}')
-  redis.call('PUBLISH', ARGV[3], notification)
+  redis.call('PUBLISH', wake, notification)
 end
-return {'held', found[3] or ''}
+return {'held', number, wish or ''}

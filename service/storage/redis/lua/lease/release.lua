@@ -9,7 +9,7 @@ if redis.call('GET', lease) ~= token then
 end
 check_counters(redis.call('HMGET', run, 'leases', 'killed'))
 local of_job = redis.call('HEXISTS', priorities, lease) == 1
-redis.call('DEL', lease)
+leave(lease, pending, lease)
 if redis.call('HEXISTS', run, 'leases') == 1 then
   redis.call('HINCRBY', run, 'leases', -1) -- it counts holders that died
   redis.call('HINCRBY', run, 'killed', integer(killed))
@@ -19,7 +19,6 @@ if of_job then -- it counts for its namespace once it is taken
 else
   redis.call('ZADD', active, integer(now + ttl_ms), key)
 end
-redis.call('ZADD', pending, integer(now), lease)
 redis.call('PUBLISH', wake, key)
 redis.call('PUBLISH', wake, compiles_wait)
 return 1

@@ -7,20 +7,18 @@ local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what = unpack(ARGV)
 check_arguments(8)
 lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
 local expiry = integer(now + lease_ms)
-local held = redis.call('GET', lease)
-local holder, held_fence = (held or ''):match('^(.*):(%d+)$')
+local holder = holder_of(lease)
 if holder == owner then -- maybe under a newer fence than this caller knows
-  redis.call('PEXPIRE', lease, lease_ms)
+  local number = hold(lease, fence, owner, lease_ms, pending, lease)
   redis.call('ZADD', active, expiry, key)
-  redis.call('ZADD', pending, expiry, lease)
   redis.call('PEXPIRE', request, ttl_ms)
   redis.call('PEXPIRE', run, ttl_ms)
   redis.call('PEXPIRE', events, ttl_ms)
   redis.call('ZREMRANGEBYSCORE', waiters, '-inf', integer(now))
   local wanted = redis.call('HGET', run, 'finish') == '1' or redis.call('ZCARD', waiters) > 0
-  return {'held', held_fence, wanted and 1 or 0}
+  return {'held', number, wanted and 1 or 0}
 end
-if held then
+if holder then
   return {'lost'}
 end
 if redis.call('EXISTS', index) == 1 then
@@ -31,10 +29,8 @@ if body ~= '' then
 elseif redis.call('PEXPIRE', request, ttl_ms) == 0 then
   return {'body'}
 end
-local number = next_fence(fence)
-redis.call('SET', lease, owner .. ':' .. number, 'PX', lease_ms)
+local number = hold(lease, fence, owner, lease_ms, pending, lease)
 redis.call('ZADD', active, expiry, key)
-redis.call('ZADD', pending, expiry, lease)
 redis.call('HSETNX', run, 'started', integer(now))
 redis.call('HSET', run, 'what', what)
 redis.call('PEXPIRE', run, ttl_ms)

@@ -74,6 +74,29 @@ local function next_fence(fence)
   return number
 end
 
+-- Who holds a lease, and under which fence: it is `owner:fence`. nil: nobody does.
+local function holder_of(lease)
+  return (redis.call('GET', lease) or ''):match('^(.*):(%d+)$')
+end
+
+-- Give `owner` a lease, or renew his. `open`: a sorted set; from the lease's end on another may take `member` of it.
+-- Returns the fence.
+local function hold(lease, fence, owner, ms, open, member)
+  local holder, number = holder_of(lease)
+  if holder ~= owner then
+    number = next_fence(fence)
+  end
+  redis.call('SET', lease, owner .. ':' .. number, 'PX', ms)
+  redis.call('ZADD', open, integer(now + ms), member)
+  return number
+end
+
+-- Leave to others what was leased.
+local function leave(lease, open, member)
+  redis.call('DEL', lease)
+  redis.call('ZADD', open, integer(now), member)
+end
+
 -- Append an event to a compile's stream. asker: who queued it; the last field, so that acquire.lua knows it again.
 local function add_event(events, run, ttl_ms, stage, detail, failure, asker)
   local started = number_or(now, redis.call('HGET', run, 'started'))
