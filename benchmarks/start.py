@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-READY_SECONDS = 10.0
+READY_SECONDS = 5.0
 """On two processors that do nothing else."""
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 300.0

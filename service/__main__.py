@@ -204,13 +204,19 @@ def _need(settings: ServiceSettings, role: str, **needed: str) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> None:
-    from .local import up
+    from ..workers.pool import PrestartedServer
 
-    settings = _settings(arguments)
-    if "cpu_slots" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"cpu_slots": up.default_cpu_slots()})
-    settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
-    up.serve_all(settings, credentials=_credentials(arguments))
+    # it imports torch for seconds: before this process imports the gateway and starts Ray
+    with PrestartedServer() as early:
+        from .local import up
+
+        settings = _settings(arguments)
+        if "cpu_slots" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"cpu_slots": up.default_cpu_slots()})
+        settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
+        if not settings.cpu_slots:
+            early.close()  # nobody will adopt it
+        up.serve_all(settings, credentials=_credentials(arguments), early_server=early.place)
 
 
 def _gateway(arguments: argparse.Namespace) -> None:

@@ -22,9 +22,10 @@ from ..compiler.api.training.events import NumberedEvent
 from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, RelayError, Unavailable
 from ..compiler.request import schema
+from .fork_server.prestart import PrestartedServer
 from .messages import WorkerJob, WorkerLost
 from .process.private_folders import node_directory, short_directory
-from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, name_of, reap
+from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .scheduling.autoscaling import Autoscaling
 from .scheduling.job_messages import OnQuery, follow_job
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
@@ -40,7 +41,7 @@ from .scheduling.slots import (
     offered_slots,
     slot_settings,
 )
-from .settings import PoolSettings
+from .settings import EarlyServer, PoolSettings
 from .training.drivers import NAMED_ACTORS, JobDrivers, first_line
 from .training.messages import RankDevice
 from .training.room import after_placing, why_no_room
@@ -48,7 +49,9 @@ from .training.room import after_placing, why_no_room
 __all__ = [  # all that service/ may use of workers/
     "Claims",
     "DevicesHeld",
+    "EarlyServer",
     "PoolSettings",
+    "PrestartedServer",
     "SearchDevice",
     "WorkerLost",
     "WorkerPool",
@@ -58,7 +61,6 @@ __all__ = [  # all that service/ may use of workers/
     "descendants",
     "die_with_parent",
     "kill_below",
-    "name_of",
     "node_directory",
     "node_resources",
     "ray_environment",
@@ -448,6 +450,7 @@ class WorkerPool:
 
     async def _leave_lost(self, cluster: RayCluster, why: str) -> None:
         self._trains = None
+        self._settings = msgspec.structs.replace(self._settings, early_server=None)  # it has ended too
         self._slots.coming = True
         slots = [*self._slots.all.values(), *self._leaving.values()]
         self._slots.all.clear()

@@ -1,5 +1,5 @@
-"""All of Ray's private parts that we touch, for Ray 2.60: a node that runs no code, answers that are not unpickled, a
-cluster's id, free resources, placement groups, Ray Train.
+"""All of Ray's private parts that we touch, for Ray 2.60: a head node, a node that runs no code, answers that are not
+unpickled, a cluster's id, free resources, placement groups, Ray Train.
 
 Functions take and return plain values, or classes of Ray Train to inherit from. Ray is imported when a function is
 called, because it reads its environment at import. Imports nothing of this project.
@@ -12,6 +12,7 @@ import io
 import logging
 import pickle
 import subprocess
+import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -22,6 +23,94 @@ _COORDINATOR = "AutoscalingCoordinator"
 _CANCEL_SECONDS = 3.0
 _ERROR_LENGTH = 2000
 """Characters of an error's text that another process sent."""
+_PORT_SECONDS = 0.02
+
+
+def start_head_node(
+    may_go_on: Callable[[], bool],
+    *,
+    temp_dir: str,
+    resources: Mapping[str, float],
+    gpus: int | None,
+    object_store_bytes: int,
+    agent: Sequence[str],
+) -> Any:
+    """Start the servers of a cluster of this machine alone. Returns the node; `address` is what ray.init is to join.
+
+    It is what ray.init starts, without the dashboard's server and agent and the autoscaler's monitor: nothing here asks
+    them, and they are three of its five Python programs, two of which it waits for. may_go_on: False raises
+    RuntimeError before the next server starts, or while it waits for the first one. gpus: None: as many as there are.
+    agent: the command that runs in place of the dashboard's agent.
+    """
+    from ray._private import node as module
+    from ray._private.parameter import RayParams
+    from ray._private.resource_isolation_config import ResourceIsolationConfig
+
+    wait_for_port = module.wait_for_persisted_port
+
+    def wait_for_port_in_turns(*arguments: Any, timeout_ms: int) -> int:
+        """Ray's function keeps all other threads of the process waiting too."""
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return int(wait_for_port(*arguments, timeout_ms=0))
+            except RuntimeError:  # there is none yet
+                if not may_go_on() or time.monotonic() > until:
+                    raise
+            time.sleep(_PORT_SECONDS)
+
+    class HeadNode(module.Node):  # type: ignore[misc]
+        def start_api_server(self, **_: Any) -> None:
+            self._webui_url = ""
+
+        def start_gcs_server(self) -> None:
+            self._check()
+            module.wait_for_persisted_port = wait_for_port_in_turns
+            try:
+                super().start_gcs_server()
+            finally:
+                module.wait_for_persisted_port = wait_for_port
+
+        def start_log_monitor(self) -> None:
+            self._check()
+            super().start_log_monitor()
+
+        def start_raylet(self, *arguments: Any, **options: Any) -> None:
+            self._check()
+            with _raylet_runs({"--dashboard_agent_command": agent}):
+                super().start_raylet(*arguments, **options)
+
+        @staticmethod
+        def _check() -> None:
+            if not may_go_on():
+                raise RuntimeError("it was stopped during its start")
+
+    params = RayParams(
+        num_gpus=gpus,
+        resources=dict(resources),
+        object_store_memory=object_store_bytes,
+        temp_dir=temp_dir,
+        include_dashboard=False,
+        no_monitor=True,
+        resource_isolation_config=ResourceIsolationConfig(),
+    )
+    return HeadNode(params, head=True, shutdown_at_exit=False, spawn_reaper=True)
+
+
+def server_pids(node: Any) -> list[int]:
+    """Of the servers that it has started: its GCS, its raylet, its log monitor."""
+    return [info.process.pid for infos in node.all_processes.values() for info in infos]
+
+
+def dead_servers(node: Any) -> list[str]:
+    """Names of the servers that have ended, without which it is no cluster: its GCS, its raylet."""
+    names = [str(name) for name, _ in node.dead_processes()]
+    return [name for name in names if name in ("gcs_server", "raylet")]
+
+
+def stop_head_node(node: Any) -> None:
+    """End its servers, after ray.shutdown."""
+    node.kill_all_processes(check_alive=False, allow_graceful=True)
 
 
 def actor_id(handle: Any) -> str:

@@ -46,6 +46,14 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     request: codec.Limits = codec.Limits()
 
 
+class EarlyServer(Struct, frozen=True):
+    """A fork server that was started before its slot's actor, on the same machine (fork_server/prestart.py)."""
+
+    pid: int
+    socket: str
+    """Where the actor adopts it."""
+
+
 class SlotSettings(Struct, frozen=True, kw_only=True):
     """One slot: a fork server and the one job that it runs at a time; the same for searches."""
 
@@ -66,6 +74,8 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     shared_dir: str | None = None
     """Where the server stores what its own code makes for all jobs (precompiled headers); None: below the
     machine's temporary directory, in a folder that all slots of this user share."""
+    early_server: EarlyServer | None = None
+    """Its server for compiles; None, or if it has ended: the actor starts one."""
     search_idle_seconds: float = 300.0
     """The searches' fork server ends after so long without a searcher."""
     isolation: IsolationSetting = "auto"
@@ -80,7 +90,7 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
 
 
 class SlotOrder(Struct, frozen=True):
-    """All that a fork server is told (fork_server/server.py)."""
+    """All that a fork server is told, however it was started (fork_server/server.py)."""
 
     settings: SlotSettings
     jobs_dir: str
@@ -97,6 +107,8 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """The cluster's token; None makes one for an embedded cluster."""
     temp_dir: str | None = None
     """The embedded cluster's directory, short (it holds sockets); None makes one and removes it again."""
+    early_server: EarlyServer | None = None
+    """For the embedded cluster's first CPU slot."""
     cpu_slots: int = 1
     """Of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ...workers.pool import WorkerPool
+from ...workers.pool import EarlyServer, WorkerPool
 from ..base.settings import ServiceSettings
 from ..gateway.http import tls
 from ..parts.worker_pool import worker_pool
@@ -27,17 +27,19 @@ def default_cpu_slots() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
-def serve_all(settings: ServiceSettings, *, credentials: Path) -> None:
-    """Serves until SIGINT or SIGTERM. Raises RelayError."""
+def serve_all(settings: ServiceSettings, *, credentials: Path, early_server: EarlyServer) -> None:
+    """Serves until SIGINT or SIGTERM. early_server: see PoolSettings. Raises RelayError."""
     tls.check(settings)
     listener = listen(settings.host, settings.port, any_port_will_do="port" not in settings.model_fields_set)
     with listener:
-        asyncio.run(_serve_all(settings, listener, credentials))
+        asyncio.run(_serve_all(settings, listener, credentials, early_server))
 
 
-async def _serve_all(settings: ServiceSettings, listener: socket.socket, credentials: Path) -> None:
+async def _serve_all(
+    settings: ServiceSettings, listener: socket.socket, credentials: Path, early_server: EarlyServer
+) -> None:
     stop = stop_at_signal()
-    async with _start_parts(settings, stop) as (complete, pool):
+    async with _start_parts(settings, stop, early_server) as (complete, pool):
         if not stop.is_set():
             await serve_on(with_public_url(complete, listener), pool, listener, credentials, stop)
     say("stopped")
@@ -45,7 +47,7 @@ async def _serve_all(settings: ServiceSettings, listener: socket.socket, credent
 
 @asynccontextmanager
 async def _start_parts(
-    settings: ServiceSettings, stop: asyncio.Event
+    settings: ServiceSettings, stop: asyncio.Event, early_server: EarlyServer
 ) -> AsyncIterator[tuple[ServiceSettings, WorkerPool]]:
     """Starts what the gateway needs. Yields the settings to reach it, and the pool."""
     async with state_folder.exclusive(settings.state_dir) as lock:
@@ -64,6 +66,6 @@ async def _start_parts(
                 settings = settings.model_copy(
                     update={"redis_url": redis.url, "ray_temp_dir": settings.ray_temp_dir or str(runtime)}
                 )
-                yield settings, worker_pool(settings)
+                yield settings, worker_pool(settings, early_server=early_server)
             finally:
                 await redis.stop()

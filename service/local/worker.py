@@ -11,8 +11,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
-from ...workers.pool import become_subreaper, descendants, die_with_parent, kill_below, name_of, reap
+from ...workers.pool import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .listening import say
 
 _LOOK_SECONDS = 0.5
@@ -45,7 +46,7 @@ class _Node:
         """Why it is no node any more, or ''."""
         if (status := self._process.poll()) is not None:
             return f"`ray start` has ended with {status}"
-        if any(name_of(process) == "raylet" for process in descendants(os.getpid())):
+        if any(_name(process) == "raylet" for process in descendants(os.getpid())):
             self._had_raylet = True
             return ""
         if self._had_raylet:
@@ -91,3 +92,10 @@ def run(command: Sequence[str]) -> None:
         while not stopping and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _name(process: int) -> str:
+    try:
+        return Path("/proc", str(process), "comm").read_text().strip()
+    except OSError:  # it has ended meanwhile
+        return ""

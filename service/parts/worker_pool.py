@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from ...workers.pool import Claims, PoolSettings, WorkerPool
+from ...workers.pool import Claims, EarlyServer, PoolSettings, WorkerPool
 from ..base.settings import ServiceSettings
 
 
-def worker_pool(settings: ServiceSettings, claims: Claims | None = None) -> WorkerPool:
-    """claims: what shares the slots of a Ray cluster with other dispatchers."""
+def worker_pool(
+    settings: ServiceSettings, claims: Claims | None = None, early_server: EarlyServer | None = None
+) -> WorkerPool:
+    """claims: what shares the slots of a Ray cluster with other dispatchers. early_server: see PoolSettings."""
     return WorkerPool(
         PoolSettings(
             ray_address=settings.ray_address,
             ray_token=settings.ray_token.get_secret_value() if settings.ray_token else None,
             temp_dir=settings.ray_temp_dir,
             cpu_slots=settings.cpu_slots,
+            early_server=early_server,
             gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
             toolchains=settings.toolchain_pythons,
             memory_limit_bytes=settings.worker_memory_limit_bytes,

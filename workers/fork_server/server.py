@@ -1,9 +1,10 @@
 """Stage 6: a process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
 Run as `python -m torchrelay.workers.fork_server.server --socket FD --order JSON` by the actor, which sends and receives
-workers/messages.py over the socket. It is a new interpreter and no fork of the actor, because Ray's threads do not
-survive a fork. CUDA is never initialised here: a forked child could not use it then. When the socket closes, the
-running job is killed and the server ends.
+workers/messages.py over the socket; or before there is an actor, as prestart.py does: the order then comes with the
+adoption. It is a new interpreter and no fork of the actor, because Ray's threads do not survive a fork. CUDA is never
+initialised here: a forked child could not use it then. When the socket closes, the running job is killed and the server
+ends.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ..process.process_tree import become_subreaper, kill_below
 from ..sandbox import isolation
 from ..sandbox.visible_paths import visible_paths_of
 from ..settings import SlotOrder, SlotSettings
-from . import job_runner, sandbox_probe, warm_up
+from . import job_runner, prestart, sandbox_probe, warm_up
 
 
 class Disconnected(Exception):
@@ -165,12 +166,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="torchrelay.workers.fork_server.server")
     parser.add_argument("--socket", type=int)
     parser.add_argument("--order", type=lambda text: decoding.from_json(text, type=SlotOrder))
+    parser.add_argument("--listener", type=int)
+    parser.add_argument("--owner", type=int)
+    parser.add_argument("--engine")
     arguments = parser.parse_args()
     # Ctrl-C is for the supervisor; this ends when the actor does
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_subreaper()
-    with socket.socket(fileno=arguments.socket) as connection:
-        _serve(connection, arguments.order)
+    if arguments.listener is None:
+        order: SlotOrder = arguments.order
+        with socket.socket(fileno=arguments.socket) as connection:
+            _serve(connection, order)
+        return
+    with socket.socket(fileno=arguments.listener) as listener:
+        engine = _imported(arguments.engine)
+        adoption = prestart.await_adoption(listener, arguments.owner)
+    if adoption is not None:
+        with adoption.connection as connection:
+            _serve(connection, adoption.order, engine)
 
 
 def _imported(engine: str) -> ModuleType:
@@ -180,10 +193,10 @@ def _imported(engine: str) -> ModuleType:
     return module
 
 
-def _serve(connection: socket.socket, order: SlotOrder) -> None:
-    """Leaves no process and no folder behind."""
+def _serve(connection: socket.socket, order: SlotOrder, engine: ModuleType | None = None) -> None:
+    """Leaves no process and no folder behind. engine: if it is imported already."""
     try:
-        ForkServer(connection, order, _imported(order.settings.engine)).serve()
+        ForkServer(connection, order, engine or _imported(order.settings.engine)).serve()
     finally:
         kill_below(os.getpid())
         shutil.rmtree(order.jobs_dir, ignore_errors=True)

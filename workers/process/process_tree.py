@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +44,33 @@ class ProcessUsage(NamedTuple):
     memory: int
 
 
+class ForeignProcess:
+    """A running process that is no child of this one, as subprocess.Popen has one; nobody but its parent knows its
+    exit status. Raises OSError if it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    def poll(self) -> str | None:
+        """ "unknown", its status, once it has ended."""
+        return "unknown" if select.select([self._descriptor], [], [], 0)[0] else None
+
+    def wait(self, timeout: float | None = None) -> str:
+        """As `poll`. Raises subprocess.TimeoutExpired."""
+        if not select.select([self._descriptor], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return "unknown"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            os.close(self._descriptor)
+
+
 def become_subreaper() -> None:
     """Orphaned descendants of this process become its children, in any session."""
     linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -57,14 +86,6 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
 def descendants(root: int) -> list[int]:
     """All living processes below `root`, zombies left out."""
     return [process.pid for process in _below(root)]
-
-
-def name_of(pid: int) -> str:
-    """The name of its program, at most 15 characters; '' once it has ended."""
-    try:
-        return Path("/proc", str(pid), "comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _below(root: int) -> list[_Process]:
@@ -127,6 +148,21 @@ def kill_below(root: int, *, mark: str = "", within: float = 10.0) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def none_outlives(roots: Iterable[int]) -> Iterator[None]:
+    """After it nothing runs any more of what is below `roots` when it begins, even if its parents have ended."""
+    before: list[ForeignProcess] = []
+    for root in roots:
+        for pid in descendants(root):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                before.append(ForeignProcess(pid))
+    try:
+        yield
+    finally:
+        for process in before:
+            process.kill()
 
 
 def _marked(root: int, mark: str) -> list[int]:

@@ -12,13 +12,13 @@ import contextlib
 import functools
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -26,9 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 from ...compiler.errors import Unavailable
 from .. import ray_internals
 from ..process.private_folders import short_directory
-from ..process.process_tree import UnkillableProcesses, descendants, die_with_parent, kill_below, name_of
+from ..process.process_tree import UnkillableProcesses, die_with_parent, kill_below, none_outlives
 from ..settings import PoolSettings, SlotSettings
-from . import driver_node, head_node
+from . import driver_node
 from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, live_nodes, node_resources
 
 T = TypeVar("T")
@@ -36,9 +36,10 @@ T = TypeVar("T")
 _FOR_RAY = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV)|(PYTHON|RAY_|CUDA_|NVIDIA_)\w*"
 )
-_SERVERS = {"gcs_server", "raylet"}
-"""Names of the processes without which an embedded cluster is none."""
-_LOOK_SECONDS = 0.05
+_END_START_SECONDS = 2.0
+"""How long the end of a start may take. Ray waits half a minute for servers that were killed."""
+_KILL_AGAIN_SECONDS = 0.05
+_JOIN_SECONDS = 10.0
 _SERVICE_SETTINGS = "TORCHRELAY_SERVICE_"
 _SENT_DIRECTLY = {
     "RAY_max_direct_call_object_size": str(1 << 28),
@@ -102,29 +103,46 @@ class RayCluster:
         self._nothing_unpickled = contextlib.ExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._own_dir: Path | None = None
-        self._node: subprocess.Popen[bytes] | None = None
-        """What runs Ray's servers on this machine."""
+        self._gateway_node: subprocess.Popen[bytes] | None = None
+        self._head: Any = None
+        self._starting: Future[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
         """Start or join. Raises Unavailable."""
-        await self.call(self._start)
+        self._starting = self._thread.submit(self._start)
+        await asyncio.wrap_future(self._starting)
         _restore_sigterm_handler()
 
     async def stop(self) -> None:
         """Leave the cluster; an embedded one ends with its processes, at once if it still starts."""
         self._stopping = True
+        if self._starting is not None and self._settings.ray_address is None:
+            await asyncio.to_thread(self._end_start, self._starting)
+            if not self._starting.done():  # it waits for a server that has been killed, and starts no other
+                self._thread.shutdown(wait=False)
+                return
         await self.call(self._stop)
         self._thread.shutdown()
 
+    def _end_start(self, starting: Future[None]) -> None:
+        """Kill the servers that `starting` starts and waits for, until it ends. When it only has to join them, it may:
+        Ray ends a whole process that loses them then."""
+        until = time.monotonic() + _END_START_SECONDS
+        while not starting.done() and self._head is None and time.monotonic() < until:
+            kill_below(os.getpid(), mark=self._mark)
+            wait([starting], _KILL_AGAIN_SECONDS)
+        if self._head is not None:
+            wait([starting], _JOIN_SECONDS)
+        if not starting.done():
+            kill_below(os.getpid(), mark=self._mark)
+
     def lost(self) -> str:
         """Which of the servers that this process has started has ended by itself, or ''."""
-        if self._node is None:
-            return ""
-        if self._node.poll() is not None:
+        if self._head is not None:
+            return " and ".join(ray_internals.dead_servers(self._head))
+        if self._gateway_node is not None and self._gateway_node.poll() is not None:
             return "its node on this machine"
-        if self._settings.ray_address is None:
-            return " and ".join(sorted(_SERVERS - {name_of(pid) for pid in descendants(self._node.pid)}))
         return ""
 
     async def leave_lost(self) -> None:
@@ -132,13 +150,12 @@ class RayCluster:
         another one does it."""
         self._thread.shutdown(wait=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        if self._settings.ray_address is None:
+        if self._head is not None:
             await self.call(self._kill_embedded)
         await self.call(self._stop)
         self._thread.shutdown(wait=False)
 
     def _kill_embedded(self) -> None:
-        """All of the cluster's processes: none has anything to save."""
         with contextlib.suppress(UnkillableProcesses):
             kill_below(os.getpid(), mark=self._mark)
 
@@ -200,6 +217,8 @@ class RayCluster:
             self.id = ray_internals.cluster_id()
         except (ConnectionError, ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             self._stop()
+            if address is None:  # a start that fails leaves the servers that it has started
+                self._kill_embedded()
             raise Unavailable(f"Ray did not start: {error}") from error
 
     def _start_embedded(self, ray: Any) -> None:
@@ -207,65 +226,60 @@ class RayCluster:
         if temp_dir is None:
             self._own_dir = short_directory("torchrelay-")
             temp_dir = str(self._own_dir)
-        command = head_node.command(
-            _temp_dir=temp_dir,
-            resources=node_resources(self._settings.cpu_slots),
-            num_gpus=None if self._settings.gpu_slots_per_gpu else 0,
-            object_store_memory=self._settings.object_store_bytes,
-        )
-        # the service's settings are not for Ray's servers, nor for what they start
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(_SERVICE_SETTINGS)
-        }
-        self._node = node = _start_node(command, environment, stdout=subprocess.PIPE, stderr=None)
-        assert node.stdout is not None
-        with node.stdout:
-            while not select.select([node.stdout], [], [], _LOOK_SECONDS)[0]:
-                if self._stopping:
-                    raise RuntimeError("it was stopped during its start")
-            address = node.stdout.readline().decode().strip()
-        if not address:
-            raise RuntimeError("its head has ended")
-        self._connect(ray, address, temp_dir)
+        with _service_settings_hidden():
+            self._head = ray_internals.start_head_node(
+                lambda: not self._stopping,
+                temp_dir=temp_dir,
+                resources=node_resources(self._settings.cpu_slots),
+                gpus=None if self._settings.gpu_slots_per_gpu else 0,
+                object_store_bytes=self._settings.object_store_bytes,
+                agent=driver_node.NO_AGENT,
+            )
+            if self._stopping:
+                raise RuntimeError("it was stopped during its start")
+            ray.init(
+                address=self._head.address, namespace=NAMESPACE, logging_level="ERROR", log_to_driver=True
+            )
 
     def _join(self, ray: Any, address: str) -> None:
         """Start a node on this machine, because a Ray driver needs a local one, and join through it."""
         self._own_dir = short_directory("torchrelay-")
         with (self._own_dir / "ray-node.log").open("wb") as log:
-            self._node = _start_node(
+            self._gateway_node = subprocess.Popen(
                 driver_node.command(address, self._own_dir),
-                joined_node_environment(os.environ),
+                env=joined_node_environment(os.environ),
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
-        self._connect(ray, address, str(self._own_dir))
-
-    @staticmethod
-    def _connect(ray: Any, address: str, temp_dir: str) -> None:
-        """temp_dir: of the node on this machine; there may be others here."""
         ray.init(
             address=address,
             namespace=NAMESPACE,
             logging_level="ERROR",
             log_to_driver=True,
-            _temp_dir=temp_dir,
+            _temp_dir=str(self._own_dir),  # of the node: there may be others here
         )
 
     def _stop(self) -> None:
         import ray
 
         ray.shutdown()
+        if self._head is not None:
+            # Ray kills a raylet that does not end within a second, and its agents notice that a minute later
+            with none_outlives(ray_internals.server_pids(self._head)):
+                ray_internals.stop_head_node(self._head)
+            self._head = None
         self._nothing_unpickled.close()
-        if self._node is not None:
-            if self._settings.ray_address is None:
-                self._kill_embedded()
-            self._node.terminate()
+        if self._gateway_node is not None:
+            self._gateway_node.terminate()
             try:
-                self._node.wait(10)
+                self._gateway_node.wait(10)
             except subprocess.TimeoutExpired:
-                self._node.kill()
-                self._node.wait()
-            self._node = None
+                self._gateway_node.kill()
+                self._gateway_node.wait()
+            self._gateway_node = None
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)
             self._own_dir = None
@@ -290,16 +304,15 @@ def _request(bundles: list[dict[str, float]]) -> None:
         raise Unavailable(f"Ray does not answer: {error}") from error
 
 
-def _start_node(command: list[str], environment: dict[str, str], **output: Any) -> subprocess.Popen[bytes]:
-    """It ends when the thread that calls this does."""
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
-        **output,
-    )
+@contextlib.contextmanager
+def _service_settings_hidden() -> Iterator[None]:
+    """Ray's servers start with this process's whole environment, and ray.init takes no other. Inside, the service's
+    settings are not in it; who reads them has done so before Ray starts."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_SERVICE_SETTINGS)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _restore_sigterm_handler() -> None:

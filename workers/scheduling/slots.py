@@ -144,6 +144,7 @@ def offered_slots(nodes: list[RayNode], settings: PoolSettings) -> dict[SlotPlac
 
 def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
     """What the slot's actor is started with."""
+    first = slot.place[1:] == ("cpu", 0, None)
     return SlotSettings(
         worker=slot.worker,
         kind=slot.kind,
@@ -154,6 +155,7 @@ def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
         jobs_root=settings.temp_dir,
         kernels_dir=settings.kernels_dir,
         kernels_bytes=settings.kernels_bytes,
+        early_server=settings.early_server if first else None,
         isolation=settings.isolation,
         protocol=WORKERS.number,
     )

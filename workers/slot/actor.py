@@ -28,7 +28,7 @@ class CompileSlot:
         self._compiles = ForkServerClient(settings)
         # with a name of its own: by that the client finds the processes to kill
         self._searches = ForkServerClient(
-            msgspec.structs.replace(settings, worker=f"{settings.worker}-search")
+            msgspec.structs.replace(settings, worker=f"{settings.worker}-search", early_server=None)
         )
         self._idle_timer: asyncio.TimerHandle | None = None
         self._always_warm = settings.kind == "cuda"

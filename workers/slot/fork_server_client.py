@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from ...compiler.errors import CompileFailed, CompileKilled, CompileTimeout, RelayError
+from ..fork_server import prestart
 from ..fork_server.environment import server_environment, slot_mark
 from ..messages import (
     HEAD_BYTES,
@@ -38,7 +39,7 @@ from ..messages import (
     frame_length,
 )
 from ..process import private_folders
-from ..process.process_tree import become_subreaper, kill_below
+from ..process.process_tree import ForeignProcess, become_subreaper, kill_below
 from ..sandbox import isolation
 from ..settings import SlotOrder, SlotSettings
 
@@ -58,7 +59,7 @@ class _ForkServerProcess:
     def __init__(
         self,
         settings: SlotSettings,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[bytes] | ForeignProcess,
         jobs_dir: Path,
         lock: int,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
@@ -70,6 +71,21 @@ class _ForkServerProcess:
         self._reader, self._writer = streams
         self.ready: ForkServerReady | None = None
         self.gone = asyncio.Event()
+
+    @classmethod
+    async def adopt(cls, settings: SlotSettings) -> _ForkServerProcess:
+        """The server that was started before this actor, its greeting received. Raises OSError, ForkServerLost."""
+        assert settings.early_server is not None
+        jobs_dir, lock = private_folders.make(settings.jobs_root)
+        try:
+            process, connection = prestart.adopt(settings.early_server, _order(settings, jobs_dir), lock)
+            connection.setblocking(False)
+            streams = await asyncio.open_connection(sock=connection)
+        except OSError:
+            shutil.rmtree(jobs_dir, ignore_errors=True)
+            os.close(lock)
+            raise
+        return cls(settings, process, jobs_dir, lock, streams)
 
     @classmethod
     async def start(cls, settings: SlotSettings) -> _ForkServerProcess:
@@ -116,12 +132,16 @@ class _ForkServerProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Kill the server and its processes: once it is dead, they are children of this process."""
+        """Kill the server and its processes: once one that this process started is dead, they are its children."""
         self._writer.close()
         if self.alive():
             self._process.kill()
         self._process.wait()
-        kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
+        if isinstance(self._process, ForeignProcess):  # its orphans may be anybody's children
+            assert self._settings.early_server is not None
+            kill_below(0, mark=slot_mark(prestart.mark_of(self._settings.early_server.socket)))
+        else:
+            kill_below(os.getpid(), mark=slot_mark(self._settings.worker))
         shutil.rmtree(self._jobs_dir, ignore_errors=True)
         os.close(self._lock)
         self.gone.set()
@@ -138,11 +158,9 @@ def _start_process(
     else:
         environment = server_environment(os.environ, str(_package_folder(jobs_dir)), settings.worker, gpu)
         environment.pop("VIRTUAL_ENV", None)  # it names the actor's environment
-    shared = private_folders.shared(settings.shared_dir)
-    order = SlotOrder(settings, str(jobs_dir), None if shared is None else str(shared))
     command = [
         *(settings.python or sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
-        *("--socket", str(connection), "--order", msgspec.json.encode(order).decode()),
+        *("--socket", str(connection), "--order", msgspec.json.encode(_order(settings, jobs_dir)).decode()),
     ]
     return subprocess.Popen(
         command,
@@ -151,6 +169,12 @@ def _start_process(
         env=environment,
         start_new_session=True,
     )
+
+
+def _order(settings: SlotSettings, jobs_dir: Path) -> SlotOrder:
+    """The same for a server that is started and for one that is adopted."""
+    shared = private_folders.shared(settings.shared_dir)
+    return SlotOrder(settings, str(jobs_dir), None if shared is None else str(shared))
 
 
 def _package_folder(jobs_dir: Path) -> Path:
@@ -178,7 +202,7 @@ class ForkServerClient:
         """Start a fork server if there is none; return its ForkServerReady, or a JobFailed, encoded."""
         async with self._starting:
             if self._server is None:
-                server, answer = await self._started()
+                server, answer = await self._adopted() or await self._started()
                 if server is None or not isinstance(answer, ForkServerReady):
                     return msgspec.msgpack.encode(answer)
                 layers = isolation.describe(answer.isolation)
@@ -192,6 +216,26 @@ class ForkServerClient:
                 self._server = server
                 self._watching = asyncio.create_task(self._watch(server))
             return msgspec.msgpack.encode(self._server.ready)
+
+    async def _adopted(self) -> tuple[_ForkServerProcess, Answer] | None:
+        """The server that was started before this actor, and its greeting; None if there is none any more."""
+        settings, self._settings = self._settings, msgspec.structs.replace(self._settings, early_server=None)
+        if settings.early_server is None:
+            return None
+        server = None
+        try:
+            server = await _ForkServerProcess.adopt(settings)
+            answer = await self._greeting(server)
+            if isinstance(answer, ForkServerReady):
+                prestart.share_limits(answer.pid)
+        except (OSError, ForkServerLost) as error:
+            print(
+                f"the fork server that was started before is of no use: {error}", file=sys.stderr, flush=True
+            )
+            if server is not None:
+                server.stop()
+            return None
+        return server, answer
 
     async def _started(self) -> tuple[_ForkServerProcess | None, Answer]:
         """A new server and its greeting, or a JobFailed."""

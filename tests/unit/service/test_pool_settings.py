@@ -8,7 +8,7 @@ from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.parts.worker_pool import worker_pool
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 
-NO_SETTING = {"object_store_bytes", "engine"}
+NO_SETTING = {"object_store_bytes", "engine", "early_server"}
 
 
 def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:

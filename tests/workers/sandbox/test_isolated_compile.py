@@ -10,6 +10,7 @@ from forms import CONFINING, require, settings, warm_slot
 from service_parts import graph
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.request import codec
+from torchrelay.workers.fork_server.prestart import PrestartedServer
 from torchrelay.workers.messages import JobDone, JobFailed, StageEvent, WorkerJob, decode_answer
 from torchrelay.workers.settings import ENGINE
 
@@ -55,13 +56,14 @@ def test_a_compile_is_verified_and_its_kernels_are_its_namespaces(form, tmp_path
 
 
 @pytest.mark.slow
-def test_the_worker_makes_a_header_once_and_every_namespaces_jobs_read_it(tmp_path):
+@pytest.mark.parametrize("server", ["started", "adopted"])
+def test_the_worker_makes_a_header_once_and_every_namespaces_jobs_read_it(server, tmp_path):
     def headers():
         return [(path.name, path.stat().st_ino) for path in (tmp_path / "shared").glob("*.gch")]
 
-    async def scenario():
+    async def scenario(early_server=None):
         events = []
-        async with warm_slot(settings(tmp_path, engine=ENGINE)) as (slot, ready):
+        async with warm_slot(settings(tmp_path, engine=ENGINE, early_server=early_server)) as (slot, ready):
             await compiled(slot, ready, "one", events)
             made = headers()
             await compiled(slot, ready, "other", events)
@@ -70,4 +72,8 @@ def test_the_worker_makes_a_header_once_and_every_namespaces_jobs_read_it(tmp_pa
         assert events.count("preparing C++ headers") == 1
         assert list(tmp_path.glob("kernels/*/*.gch")) == []
 
-    asyncio.run(scenario())
+    if server == "started":
+        asyncio.run(scenario())
+    else:
+        with PrestartedServer() as early:
+            asyncio.run(scenario(early.place))
