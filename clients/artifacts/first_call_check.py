@@ -24,7 +24,7 @@ from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
 from ...compiler.graph.results import block_masks, outcomes
 from ...compiler.graph.results.outcomes import Outcome
 from ...compiler.torch_internals.dynamo import tracing
-from ...compiler.torch_internals.dynamo.operator_calls import watching_calls
+from ...compiler.torch_internals.dynamo.operators import watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id
 from ...compiler.torch_internals.dynamo.tensors.stand_ins import alone, is_subclass, parts, stand_ins
 from ..reports.run_report import RunReport

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...compiler.artifact import container, member_names
+from ...compiler.artifact import container
 from ...compiler.artifact.signing import Trust
 from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer, ToolchainMismatch
 from ...compiler.process.fork_safe_lock import ForkSafeLock
@@ -97,7 +97,7 @@ def load(
     size which breaks one recompiles. Raises ArtifactError if a part is missing, SizesDiffer if a guard does not hold
     for the example sizes.
     """
-    missing = {member_names.BUNDLE, member_names.LIBRARIES} - opened.members.keys()
+    missing = {container.BUNDLE, container.LIBRARIES} - opened.members.keys()
     if missing:
         raise ArtifactError(f"the artifact lacks {', '.join(sorted(missing))}")
     for guard in opened.manifest.guards:
@@ -108,7 +108,7 @@ def load(
     try:
         with collector.paused():
             return bundle.deserialize(
-                opened.members[member_names.BUNDLE],
+                opened.members[container.BUNDLE],
                 libraries,
                 modules,
                 inputs,

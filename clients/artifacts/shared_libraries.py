@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...compiler import decoding
-from ...compiler.artifact import member_names
+from ...compiler.artifact import container
 from ...compiler.artifact.container import Artifact
 from ...compiler.errors import ArtifactError, CannotLoad
 from ...compiler.process import own_files
@@ -36,7 +36,7 @@ def cpp_libraries(opened: Artifact, cache_dir: Path) -> dict[tuple[tuple[str, ..
     """Files of the artifact's C++ libraries, by (argument types, source). Raises ArtifactError."""
     try:
         index = decoding.from_msgpack(
-            opened.members[member_names.LIBRARIES], type=list[tuple[list[str], str, str]]
+            opened.members[container.LIBRARIES], type=list[tuple[list[str], str, str]]
         )
         files = {
             name: store_library(opened.members[name], cache_dir) for name in {name for _, _, name in index}
@@ -49,9 +49,9 @@ def cpp_libraries(opened: Artifact, cache_dir: Path) -> dict[tuple[tuple[str, ..
 def triton_modules(opened: Artifact, cache_dir: Path) -> dict[str, Path]:
     """Triton's own C extensions, by triton_module_id (torch_internals/triton/extensions.py)."""
     return {
-        name.removeprefix(member_names.TRITON): store_library(data, cache_dir)
+        name.removeprefix(container.TRITON): store_library(data, cache_dir)
         for name, data in opened.members.items()
-        if name.startswith(member_names.TRITON)
+        if name.startswith(container.TRITON)
     }
 
 

@@ -35,7 +35,7 @@ from ...compiler.errors import (
 )
 from ...compiler.request import codec, tuning_pins
 from ...compiler.request.key import key_of
-from ...compiler.torch_internals.distributed import job_store
+from ...compiler.torch_internals.distributed import process_groups
 from ...compiler.torch_internals.dynamo import tracing
 from ..capture.request import CapturedGraph
 from ..gateway.compile_client import GatewayClient, SubmittedCompile
@@ -481,7 +481,7 @@ class ArtifactSource:
         if size < 2:
             return None
         try:
-            store = job_store.job_store(endpoint, timedelta(seconds=_STORE_SECONDS))
+            store = process_groups.job_store(endpoint, timedelta(seconds=_STORE_SECONDS))
         except (RuntimeError, OSError) as error:
             text = str(error).partition("\n")[0]
             raise JobUnreachable(f"the job's store cannot be reached: {text}") from None

@@ -15,7 +15,7 @@ import torch
 from ...compiler.errors import BadOption
 from ...compiler.request import schema
 from ...compiler.request.operator_table import rules, table
-from ...compiler.torch_internals.inductor import config, config_modules, environment, user_extensions
+from ...compiler.torch_internals.inductor import config, config_modules
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Options = list[tuple[str, schema.OptionValue]]
@@ -59,9 +59,9 @@ def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options,
     for module in rules.LOCAL_ENTRIES:
         if module not in (rules.INDUCTOR, rules.FUNCTORCH):
             _refuse_changes(module, config_modules.config_entries(module), known, ())
-    for variable in environment.variables_that_change_code():
+    for variable in config_modules.variables_that_change_code():
         raise BadOption(f"{variable} cannot be sent", hint="Unset the variable, or compile locally")
-    for extension in user_extensions.user_extensions():
+    for extension in config_modules.user_extensions():
         raise BadOption(
             f"{extension} cannot be sent", hint="The service compiles with PyTorch as it is; compile locally"
         )

@@ -338,3 +338,14 @@ def _checked_manifest(envelope: Envelope, body_bytes: int, key: str) -> artifact
     if manifest.key != key:
         raise ArtifactError(f"artifact answers {manifest.key}, not {key}")
     return manifest
+
+
+BUNDLE = "bundle.pickle"
+"""The serialized callable: PyTorch's own run-time metadata, generated Python, Triton binaries. A pickle: read
+only after the signature holds."""
+
+TRITON = "triton/"
+"""Prefix of Triton's own C extensions, by triton_module_id (torch_internals/triton/extensions.py)."""
+
+LIBRARIES = "libraries.msgpack"
+"""[(argument types, C++ source, member name), ...]: which library answers which request of generated code."""

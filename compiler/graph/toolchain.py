@@ -1,4 +1,4 @@
-"""This process' toolchain and target, as a request has them. Imports torch."""
+"""This process' toolchain and target, as a request has them, and the environment of its timings. Imports torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import platform
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,9 @@ import torch
 
 from ..errors import LibraryMismatch
 from ..request import cpu_isa, schema
+from ..request import cpu_isa as targets
 from ..request.operator_table.libraries import LIBRARIES
+from ..tuning.records import DeviceEnvironment
 
 
 def local_toolchain() -> schema.Toolchain:
@@ -85,4 +88,24 @@ def cpuinfo(field: str, path: Path = Path("/proc/cpuinfo")) -> str:
             name, _, value = line.partition(":")
             if name.strip() == field and value.strip():
                 return value.strip()
+    return ""
+
+
+def device_environment(
+    toolchain: schema.Toolchain, target: schema.Target, device: str, threads: int
+) -> DeviceEnvironment:
+    """The environment of code for `target` that runs on this machine's `device` (`cpu` or `cuda`). threads: those of
+    a CPU's kernels."""
+    versions = toolchain.torch, toolchain.triton, toolchain.cuda
+    if device == "cuda":
+        return DeviceEnvironment(target.name, target.capability, _gpu_driver(), *versions)
+    model = cpuinfo("model name") or platform.processor() or platform.machine()
+    return DeviceEnvironment(model, targets.capability(target.cpu), "", *versions, threads)
+
+
+def _gpu_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The driver's version; '' if it is not known."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", path.read_text())
+        return found[0] if found else ""
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
@@ -22,7 +23,6 @@ from ..torch_internals.cpp import instruction_set, kernel_libraries
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
 from ..torch_internals.inductor import compile_fx, config, dry_run, forked_backward, lowering_speed, naming
 from ..tuning.candidates import Candidates
-from . import gcc_output
 from .program import Program
 
 
@@ -127,9 +127,9 @@ def _failure(error: Exception) -> RelayError:
         if isinstance(cause, RelayError):
             return cause
         output = kernel_libraries.cpp_compiler_output(cause)
-        if output is not None and not gcc_output.refuses_source(output):
+        if output is not None and not refuses_source(output):
             return CompileKilled(
-                f"the worker's C++ compiler could not do its work: {gcc_output.complaint(output)}",
+                f"the worker's C++ compiler could not do its work: {complaint(output)}",
                 hint="It was tried twice. Compile any file with g++ on the worker: is it whole, and is there room?",
             )
         cause = cause.__cause__ or cause.__context__
@@ -192,3 +192,28 @@ def encode_libraries(compiled: CompiledProgram) -> tuple[bytes, dict[str, bytes]
     except Exception as error:
         raise _failure(error) from error
     return msgspec.msgpack.encode(index), members
+
+
+_NO_ROOM = re.compile(r"No space left on device|Cannot allocate memory|memory exhausted|Killed signal")
+_IN_THE_SOURCE = re.compile(
+    r"^[^\s:][^:\n]*:\d+(:\d+)?: (fatal error|error|internal compiler error):|undefined reference to",
+    re.MULTILINE,
+)
+_COMPLAINT = re.compile(r"error:|exhausted|can't write", re.IGNORECASE)
+_MAX_CHARACTERS = 300
+
+
+def refuses_source(output: str) -> bool:
+    """Whether the same source would fail again: a diagnostic names a line of it, or an undefined reference.
+
+    Otherwise the compiler itself could not work, and may succeed later or on another machine: there was no room, it was
+    killed, or it could not start one of its programs. Knows the messages of GCC and Clang.
+    """
+    return _NO_ROOM.search(output) is None and _IN_THE_SOURCE.search(output) is not None
+
+
+def complaint(output: str) -> str:
+    """The first line that says what was wrong; if there is none, the first line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if _NO_ROOM.search(line) or _COMPLAINT.search(line)]
+    return next(iter([*telling, *lines]), "it said nothing")[:_MAX_CHARACTERS]

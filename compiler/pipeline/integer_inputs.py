@@ -18,8 +18,7 @@ import torch
 from msgspec import Struct
 
 from ..graph.results.block_masks import block_mask_of, is_flex_attention
-from ..torch_internals.dynamo.operator_calls import tensors_in, watching_calls
-from ..torch_internals.dynamo.operators import is_pytorchs
+from ..torch_internals.dynamo.operators import is_pytorchs, tensors_in, watching_calls
 
 Range = tuple[int, int]
 """The least integer, and the one after the largest."""

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from ..api import compiles
-from ..artifact import container, member_names, symbol_versions
+from ..artifact import container, symbol_versions
 from ..artifact import manifest as artifact_manifest
 from ..errors import CompileFailed
 from ..graph.results import outcomes
@@ -35,12 +35,12 @@ from ..torch_internals import compatibility, counters, patching
 from ..torch_internals.cpp import kernel_libraries
 from ..torch_internals.distributed import fake_process_group
 from ..torch_internals.inductor import dry_run, naming
-from ..torch_internals.inductor import preload as inductor_preload
+from ..torch_internals.loading import preload as inductor_preload
 from ..torch_internals.triton import caches as triton_caches
-from ..torch_internals.triton import compile_workers
+from ..torch_internals.triton import compile_workers, winners
 from ..torch_internals.triton import kernels as triton_kernels
 from ..tuning import queries
-from . import inductor, keep_winners, verify, warm_up
+from . import inductor, verify, warm_up
 from . import program as pipeline_program
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def compile_request(
             settings=settings.search,
             during=lambda problem: clock.during("autotune", problem),
         )
-        winners = in_compile.CompileSearch(
+        search = in_compile.CompileSearch(
             request,
             ask=ask,
             settings=settings.search,
@@ -121,7 +121,7 @@ def compile_request(
             lock_folder=None if kernels is None else kernels.store,
             clock=clock,
         )
-        compiled = _compiled(request, own_kernels, winners, threads, clock)
+        compiled = _compiled(request, own_kernels, search, threads, clock)
         if any(kernel.configs for kernel in request.kernels):
             # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
             clock.enter("autotune", "")
@@ -139,15 +139,15 @@ def compile_request(
             clock.enter("verify", "")
             verification = _verified(request, compiled, settings.verify, clock)
         clock.enter("autotune", "")
-        bundle, measured = keep_winners.fix_winners(compiled.bundle, triton)
+        bundle, measured = winners.fix_winners(compiled.bundle, triton)
         clock.enter("publish", "")
         waited = compiled.building.waited
         modules = {
-            f"{member_names.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
+            f"{container.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())
         }
         index, binaries = inductor.encode_libraries(compiled)
         clock.move(compiled.building.waited - waited, "publish", "inductor")
-    files = {member_names.BUNDLE: bundle, member_names.LIBRARIES: index, **binaries, **modules}
+    files = {container.BUNDLE: bundle, container.LIBRARIES: index, **binaries, **modules}
     manifest = artifact_manifest.Manifest(
         schema=schema.SCHEMA,
         key=key,
@@ -157,12 +157,12 @@ def compile_request(
         guards=compiled.guards,
         stages=clock.seconds(),
         verification=verification,
-        tuning=winners.measurements() + own_kernels.measurements() + measured,
+        tuning=search.measurements() + own_kernels.measurements() + measured,
         kernels=len(binaries) + len(triton.live),
         kernels_built=builds.built + len(triton.live) - triton.reused,
         kernels_reused=builds.reused + triton.reused,
-        searched=winners.searched + own_kernels.searched,
-        recalled=winners.recalled + own_kernels.recalled,
+        searched=search.searched + own_kernels.searched,
+        recalled=search.recalled + own_kernels.recalled,
         needs=_needs(request, [*binaries.values(), *modules.values()]),
         benchmarks=counters.benchmarks_run() - benchmarks,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -205,7 +205,7 @@ def _verified(
 def _compiled(
     request: schema.GraphRequest,
     own_kernels: UserKernelSearch,
-    winners: in_compile.CompileSearch,
+    search: in_compile.CompileSearch,
     threads: int,
     clock: _StageClock,
 ) -> inductor.CompiledProgram:
@@ -217,7 +217,7 @@ def _compiled(
     while True:
         program = pipeline_program.rebuild(request)
         own_kernels.choose(program.gm)
-        winners.begin()
+        search.begin()
         again = ""
         try:
             with naming.restoring_graph_counters():
@@ -226,17 +226,17 @@ def _compiled(
                     request,
                     threads=threads,
                     progress=clock.enter,
-                    choose=winners.choose,
-                    guide=winners,
+                    choose=search.choose,
+                    guide=search,
                     keep_halves=bool(outcomes.random_node(program.gm)),
                 )
         except dry_run.DryRunFinished:
-            winners.finish_dry_run()
+            search.finish_dry_run()
         except CompileFailed as error:
-            if winners.in_dry_run:
-                winners.abandon_dry_run()
+            if search.in_dry_run:
+                search.abandon_dry_run()
                 log.warning("compiled without others' searches: %s", error)
-            elif type(error) is CompileFailed and winners.avoid_templates():
+            elif type(error) is CompileFailed and search.avoid_templates():
                 log.warning("compiled once more without templates: %s", error)
                 again = "without templates"
             else:

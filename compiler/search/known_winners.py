@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from ..artifact import manifest
 from ..errors import TuningUnknown, Unavailable
-from ..graph.device_environment import device_environment
+from ..graph.toolchain import device_environment
 from ..request import schema
 from ..tuning import queries
 from ..tuning.records import DeviceEnvironment, Problem, Timing, TuningEntry

@@ -16,15 +16,15 @@ import torch
 from msgspec import Struct
 
 from ..api.tuning.operators import MASKS, PRECISIONS
+from ..graph.results import numerics
 from ..torch_internals import patching
 from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
 from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.inductor import config
 from ..tuning import records
-from ..tuning.candidates import Candidates
+from ..tuning.candidates import CandidateBuilds, Candidates
 from ..tuning.queries import TuningTask
 from ..tuning.records import Operand, Problem
-from .copy_candidates import CopyCandidates
 
 aten = torch.ops.aten
 
@@ -348,3 +348,37 @@ def _reduced(text: str) -> dict[str, bool]:
     if any(name not in ("fp16", "bf16") for name, _, _ in pairs):
         raise UnsupportedProblem(f"the setting reduced_precision={text[:80]} cannot be applied")
     return {name: _bool(value) for name, _, value in pairs}
+
+
+class CopyCandidates:
+    """A copy of one tensor. It has no reference: nothing is computed."""
+
+    def __init__(self, problem: Problem, device: str) -> None:
+        self.problem = problem
+        self.device = device
+        self.candidates = ["aten copy"]
+        self.aten = [0]
+        self._source = self._target = torch.empty(0)
+
+    def begin_building(self) -> CandidateBuilds:
+        return CandidateBuilds()
+
+    def prepare(self, seed: int) -> None:
+        (operand,) = self.problem.operands
+        dtype = getattr(torch, operand.dtype)
+        source = torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=self.device)
+        self._source = numerics.fill(source, torch.Generator(self.device).manual_seed(seed))
+        self._target = torch.empty_like(source)
+
+    def move(self, copy: int) -> bool:
+        return False
+
+    def reference(self) -> None:
+        return None
+
+    def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
+        body(lambda: self._target.copy_(self._source))
+        return self._target
+
+    def close(self) -> None:
+        self._source = self._target = torch.empty(0)

@@ -24,7 +24,7 @@ from ..api import compiles
 from ..api.tuning.search_order import SearchJobSpec
 from ..errors import CompileFailed, Unavailable
 from ..graph import inductor_options
-from ..graph.device_environment import device_environment
+from ..graph.toolchain import device_environment
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
 from ..request import cpu_isa

@@ -23,8 +23,7 @@ from .. import decoding
 from ..api.tuning import kernels as tuning_kernels
 from ..artifact import manifest
 from ..graph import triton_kernels
-from ..process.clean_fork_server import CleanForkServer
-from ..process.forked_process import ForkedProcessLost
+from ..process.forked_process import CleanForkServer, ForkedProcessLost
 from ..request import schema, tuning_pins
 from ..torch_internals.dynamo import kernel_side_table
 from ..tuning import queries

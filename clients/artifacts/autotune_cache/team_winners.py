@@ -16,8 +16,7 @@ import torch
 
 from ....compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
 from ....compiler.errors import ClientError, Forbidden, NotFound, RelayError, SchemaMismatch
-from ....compiler.graph.device_environment import device_environment
-from ....compiler.graph.toolchain import local_target, local_toolchain
+from ....compiler.graph.toolchain import device_environment, local_target, local_toolchain
 from ....compiler.tuning.queries import ENTRY_LIMIT
 from ....compiler.tuning.records import DeviceEnvironment
 from ...gateway.compile_client import GatewayClient

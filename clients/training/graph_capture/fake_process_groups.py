@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ....compiler.torch_internals.distributed import fake_process_group, patches
+from ....compiler.torch_internals.distributed import fake_process_group
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
     def init_process_group(backend: Any = None, *_: Any, **given: Any) -> None:
         size, mine = given.get("world_size", -1), given.get("rank", -1)
         with ExitStack() as real:
-            real.enter_context(patches.replaced_everywhere(init_process_group, start))
+            real.enter_context(fake_process_group.replaced_everywhere(init_process_group, start))
             fake_process_group.init_fake_process_group(
                 rank if mine < 0 else mine, world_size if size < 0 else size
             )
@@ -43,12 +43,12 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
         return backends.get(of) or asked(of)
 
     with ExitStack() as stack:
-        stack.enter_context(patches.replaced_everywhere(start, init_process_group))
-        stack.enter_context(patches.replaced_everywhere(group, new_group))
-        stack.enter_context(patches.replaced_everywhere(barrier, lambda *_, **__: None))
-        asked = stack.enter_context(patches.replaced_in_torch_distributed(get_backend))
-        stack.enter_context(patches.ddp_without_reduction())
-        stack.enter_context(patches.refusing_rpc())
+        stack.enter_context(fake_process_group.replaced_everywhere(start, init_process_group))
+        stack.enter_context(fake_process_group.replaced_everywhere(group, new_group))
+        stack.enter_context(fake_process_group.replaced_everywhere(barrier, lambda *_, **__: None))
+        asked = stack.enter_context(fake_process_group.replaced_in_torch_distributed(get_backend))
+        stack.enter_context(fake_process_group.ddp_without_reduction())
+        stack.enter_context(fake_process_group.refusing_rpc())
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...process.fork_safe_lock import ForkSafeLock
 from ..dynamo.programs import generated_code
-from ..triton.keys import kernel_key
+from ..triton.caches import kernel_key
 
 
 class _PrebuiltLibraries(threading.local):

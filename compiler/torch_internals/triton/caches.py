@@ -1,8 +1,9 @@
-"""Triton's and Inductor's caches on disk."""
+"""Triton's and Inductor's caches on disk, and the names of kernels and C extensions in an artifact."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,3 +29,15 @@ def triton_cache_folders() -> list[Path]:
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
     return [Path(triton_cache_dir(number)) for number in range(torch.cuda.device_count())]
+
+
+def kernel_key(source: str) -> str:
+    """What a bundle calls a Triton kernel: a digest of its source. Upstream's own (CompiledTritonKernels.key) also
+    digests every source file of PyTorch, 0.3 s at each start, for what the artifact's toolchain says already."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def extension_key(source: str, name: str) -> str:
+    """What names a C extension of Triton's in an artifact. Its own cache key will not do: that one depends on
+    whether the machine has the `file` command."""
+    return f"{name}-{hashlib.sha256(source.encode()).hexdigest()}"

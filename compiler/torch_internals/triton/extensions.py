@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..patching import patched
-from .keys import extension_key
+from .caches import extension_key
 
 _log = logging.getLogger(__name__)
 

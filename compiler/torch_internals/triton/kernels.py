@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,9 @@ from ...kernel_store.libraries import KernelExchange
 from ...kernel_store.triton_cache import TritonWinner
 from ...tuning.batched_descent import BatchedDescents, DescentDeferred
 from ..patching import patched
+from .caches import kernel_key
 from .compile_workers import build_configuration
-from .coordinate_descent import decode_configuration, descends, encode_configuration
 from .extensions import recording_extensions
-from .keys import kernel_key
 
 
 class TritonKernels:
@@ -200,3 +200,30 @@ def kernel_measurements(kernels: TritonKernels) -> list[tuple[str, TritonWinner]
         for live in kernels.live.values()
         if id(live) in kernels.timings
     ]
+
+
+def descends(kernel: Any, config: Any) -> bool:
+    """Whether a CachingAutotuner would begin a coordinate descent when it runs with this configuration."""
+    wanted = kernel.inductor_meta.get("coordinate_descent_tuning", False)
+    return bool(wanted) and not getattr(config, "found_by_coordesc", False)
+
+
+def encode_configuration(config: Any) -> str:
+    """Where a coordinate descent has ended (triton.Config)."""
+    return json.dumps([config.kwargs, config.num_warps, config.num_stages], sort_keys=True)
+
+
+def decode_configuration(config: Any, where: str) -> Any:
+    """The configuration that `_where` tells, from the one that the descent began with; None: it is none of its."""
+    try:
+        kwargs, warps, stages = json.loads(where)
+        numbers = [*kwargs.values(), warps, stages]
+    except (ValueError, TypeError, AttributeError):
+        return None
+    known = config.kwargs
+    if kwargs.keys() != known.keys() or not all(type(number) in (int, bool) for number in numbers):
+        return None
+    moved = copy.deepcopy(config)
+    moved.kwargs.update(kwargs)
+    moved.num_warps, moved.num_stages = warps, stages
+    return moved

@@ -1,4 +1,9 @@
-"""Rewrite a bundle so that each Triton kernel keeps its winning configuration, with its binary inside."""
+"""Stage 9: rewrite a bundle so that each Triton kernel keeps its winning configuration, with its binary inside.
+
+Inductor measures a Triton kernel's candidates when the kernel first runs. A client that loaded all candidates would
+measure them again, and could choose another one of nearly equal speed. The worker has already run the graph
+(verify.py), so the artifact gets only its winners, with their binaries and measurements.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...artifact import manifest
 from ...kernel_store import triton_cache
+from . import kernels as triton_kernels
 from .kernels import TritonKernels
 
 
@@ -72,3 +79,22 @@ def _binaries(result: Any) -> Path:
 
     folder = triton_cache_dir(result.compile_meta.get("device", 0) or 0)
     return Path(folder) / triton_hash_to_path_key(result.kernel.hash)
+
+
+def fix_winners(
+    bundle: bytes, kernels: triton_kernels.TritonKernels
+) -> tuple[bytes, list[manifest.Measurement]]:
+    """`bundle` (made by this process) with winners only, and the measurements of kernels with several candidates."""
+    if not kernels.live:
+        return bundle, []
+    kept = keep_winners(bundle, kernels)
+    tuning = [
+        manifest.Measurement(
+            problem=name,
+            winner=winner.configuration,
+            milliseconds=winner.milliseconds,
+            candidates=winner.candidates,
+        )
+        for name, winner in triton_kernels.kernel_measurements(kernels)
+    ]
+    return kept, tuning

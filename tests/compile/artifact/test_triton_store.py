@@ -130,7 +130,7 @@ def test_without_a_store_nothing_is_kept() -> None:
 
 def test_what_names_tritons_version_is_worked_out_before_jobs_are_forked() -> None:
     pytest.importorskip("triton")
-    from torchrelay.compiler.torch_internals.inductor import preload
+    from torchrelay.compiler.torch_internals.loading import preload
     from triton.runtime.cache import triton_key
 
     preload.preload_compiler()

@@ -21,7 +21,7 @@ from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.request import key
 from torchrelay.compiler.request.operator_table import rules, table
-from torchrelay.compiler.torch_internals.inductor import config_modules, user_extensions
+from torchrelay.compiler.torch_internals.inductor import config_modules
 
 
 def ask(
@@ -183,9 +183,9 @@ def test_what_pytorch_takes_from_pythons_own_library_is_not_the_users(
     lowering: Any = torch._inductor.lowering
     monkeypatch.setattr(lowering, "lowerings", dict(lowering.lowerings))
     lowering.lowerings[operator.add] = functools.wraps(operator.add)(lambda *args: operator.add(*args))
-    assert list(user_extensions.user_extensions()) == []
+    assert list(config_modules.user_extensions()) == []
     lowering.lowerings[operator.add] = lambda *args: operator.add(*args)
-    assert list(user_extensions.user_extensions()) == [f"a lowering of your own for {operator.add}"]
+    assert list(config_modules.user_extensions()) == [f"a lowering of your own for {operator.add}"]
 
 
 STATES = [

@@ -11,7 +11,7 @@ import lowering_inputs
 import pytest
 import torch
 from torchrelay.compiler.graph import annotations
-from torchrelay.compiler.torch_internals.inductor import environment
+from torchrelay.compiler.torch_internals.inductor import config_modules
 
 TORCH = Path(torch.__file__).parent
 
@@ -49,7 +49,7 @@ def test_variables_that_change_code_are_refused_as_they_are_classified() -> None
     refused = {
         name for name, (what, _) in lowering_inputs.VARIABLES.items() if what == lowering_inputs.REFUSED
     }
-    assert refused <= environment.CHANGES_CODE.keys()
+    assert refused <= config_modules.CHANGES_CODE.keys()
 
 
 def test_each_variable_of_tritons_own_keys_is_refused_or_changes_no_code() -> None:
@@ -67,7 +67,7 @@ def test_each_variable_of_tritons_own_keys_is_refused_or_changes_no_code() -> No
     )
     in_keys = {name for name in run.stdout.split() if not name.startswith(lowering_inputs.TRITON_FOR_AMD)}
     assert "DISABLE_LLVM_OPT" in in_keys
-    assert in_keys - environment.CHANGES_CODE.keys() - lowering_inputs.TRITON_LOGS == set()
+    assert in_keys - config_modules.CHANGES_CODE.keys() - lowering_inputs.TRITON_LOGS == set()
 
 
 TRITON_KEYS = """

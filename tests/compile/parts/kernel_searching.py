@@ -22,7 +22,7 @@ from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.errors import TuningUnknown
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
 from torchrelay.compiler.pipeline import program as pipeline_program
-from torchrelay.compiler.process.clean_fork_server import CleanForkServer
+from torchrelay.compiler.process.forked_process import CleanForkServer
 from torchrelay.compiler.request import allowed_names, schema, triton_source
 from torchrelay.compiler.search import ranking, user_kernel_benchmark
 from torchrelay.compiler.search import user_kernels as search_user_kernels

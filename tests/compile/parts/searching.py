@@ -114,7 +114,7 @@ def _received(stream) -> bytes:  # type: ignore[no-untyped-def]
 def _serve() -> None:
     from torchrelay.compiler.search import benchmark as search_benchmark
     from torchrelay.compiler.search import search_worker
-    from torchrelay.compiler.torch_internals.inductor import preload
+    from torchrelay.compiler.torch_internals.loading import preload
 
     questions, answers = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)

@@ -28,13 +28,14 @@ from torchrelay.compiler import decoding, errors
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.kernel_store.libraries import KernelExchange
-from torchrelay.compiler.pipeline import keep_winners, pipeline
+from torchrelay.compiler.pipeline import pipeline
 from torchrelay.compiler.process.forked_copy import ForkedCopy
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.search import benchmark as search_benchmark
 from torchrelay.compiler.search import user_kernels
 from torchrelay.compiler.torch_internals import patching
 from torchrelay.compiler.torch_internals.inductor import forked_backward, lowering_speed
+from torchrelay.compiler.torch_internals.triton import winners
 from torchrelay.compiler.tuning import queries, records
 
 _LENGTH = struct.Struct(">Q")
@@ -147,13 +148,13 @@ def _outcome(case: Case, folder: str) -> Outcome:
     outcome = Outcome(asked=[])
     bundles: list[bytes] = []
     polls: list[int] = []
-    fix_winners = keep_winners.fix_winners
+    fix_winners = winners.fix_winners
 
     def recorded(bundle: bytes, triton: Any) -> Any:
         bundles.append(bundle)
         return fix_winners(bundle, triton)
 
-    keep_winners.fix_winners = recorded
+    winners.fix_winners = recorded
 
     _count_benchmarks(outcome)
     _count_templates(outcome)

@@ -19,16 +19,17 @@ COMPILE = """
     import json, os, pathlib, pickle, sys
     from torchrelay.compiler.artifact import container
     from torchrelay.compiler.process.forked_copy import ForkedCopy
-    from torchrelay.compiler.pipeline import keep_winners, pipeline
+    from torchrelay.compiler.pipeline import pipeline
     from torchrelay.compiler.request import codec
     from torchrelay.compiler.torch_internals.inductor import forked_backward, naming
+    from torchrelay.compiler.torch_internals.triton import winners
 
     folder = pathlib.Path(sys.argv[1])
     request = codec.unpack_request((folder / "request").read_bytes())
     bundles, answers = [], []
-    fix_winners, result = keep_winners.fix_winners, ForkedCopy.result
+    fix_winners, result = winners.fix_winners, ForkedCopy.result
     inputs = forked_backward._lowering_inputs
-    keep_winners.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
+    winners.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
     ForkedCopy.result = lambda self: answers.append(result(self)) or answers[-1]
 
     def compiled(name, threads):

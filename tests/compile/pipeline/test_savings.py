@@ -69,15 +69,16 @@ def test_afterwards_pytorch_is_as_it_was() -> None:
 
 JOB = """
     import json, os, pathlib, pickle, sys
-    from torchrelay.compiler.pipeline import keep_winners, pipeline
+    from torchrelay.compiler.pipeline import pipeline
     from torchrelay.compiler.request import codec
-    from torchrelay.compiler.torch_internals.inductor.preload import preload_compiler
+    from torchrelay.compiler.torch_internals.loading.preload import preload_compiler
+    from torchrelay.compiler.torch_internals.triton import winners
 
     folder = pathlib.Path(sys.argv[1])
     request = codec.unpack_request((folder / "request").read_bytes())
     bundles = []
-    fix_winners = keep_winners.fix_winners
-    keep_winners.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
+    fix_winners = winners.fix_winners
+    winners.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
     threads = lambda: len(os.listdir("/proc/self/task"))
     preload_compiler()
     before = threads()

@@ -6,7 +6,7 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
-from torchrelay.compiler.torch_internals.triton import coordinate_descent, winners
+from torchrelay.compiler.torch_internals.triton import kernels, winners
 from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 
 
@@ -38,7 +38,7 @@ def test_where_a_descent_ended_is_what_a_client_runs_without_another_one() -> No
     winners.keep_winner(stored, kernel(ended), late)
     loaded = pickle.loads(pickle.dumps(stored))
     assert [result.config.kwargs for result in loaded.compile_results] == [{"XBLOCK": 256}]
-    assert not coordinate_descent.descends(loaded, loaded.compile_results[0].config)
+    assert not kernels.descends(loaded, loaded.compile_results[0].config)
 
 
 def test_a_kernel_that_has_yet_to_descend_is_undecided() -> None:

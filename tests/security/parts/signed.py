@@ -11,7 +11,7 @@ import msgspec
 import request_parts
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torchrelay.compiler import decoding
-from torchrelay.compiler.artifact import container, member_names
+from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.artifact.signing import Statement, key_id
 from torchrelay.compiler.request import codec
@@ -32,8 +32,8 @@ class _Touch:
 def evil_members(canary: Path) -> dict[str, bytes]:
     """What a real artifact holds, with a bundle that writes `canary` when it is read."""
     return {
-        member_names.BUNDLE: pickle.dumps(_Touch(canary)),
-        member_names.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
+        container.BUNDLE: pickle.dumps(_Touch(canary)),
+        container.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
         "cpp/0.so": b"\x7fELF no library",
         "triton/launcher-00": b"\x7fELF no module",
     }

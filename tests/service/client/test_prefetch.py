@@ -24,7 +24,7 @@ from torchrelay.clients.artifacts.prefetch import Prefetch
 from torchrelay.clients.artifacts.shared_libraries import loading_folder
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.clients.settings import ClientSettings
-from torchrelay.compiler.artifact import container, member_names
+from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import key_text
 
 SCRIPT = "1" * 64
@@ -37,8 +37,8 @@ class LibraryPool(ArtifactPool):
     async def compile(self, request_bytes: bytes, **asked: Any) -> bytes:
         self.calls.append(asked["key"])
         files = {
-            member_names.BUNDLE: os.urandom(100),
-            member_names.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
+            container.BUNDLE: os.urandom(100),
+            container.LIBRARIES: msgspec.msgpack.encode([(["void"], "source", "cpp/0.so")]),
             "cpp/0.so": LIBRARY,
         }
         told = {name: asked[name] for name in ("toolchain", "target")}

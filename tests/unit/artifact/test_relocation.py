@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from torchrelay.compiler.torch_internals.loading.relocation import move_to_device
+from torchrelay.compiler.torch_internals.loading.bundle import move_to_device
 
 WRAPPER = """
 from torch._C import _cuda_getCurrentRawStream as get_raw_stream

@@ -17,7 +17,7 @@ from torchrelay.clients.artifacts.ranks import agreement as module
 from torchrelay.clients.artifacts.ranks.agreement import AgreementStore, Decision, StoreAgreement
 from torchrelay.clients.artifacts.ranks.machine import Machine
 from torchrelay.compiler.errors import CannotLoad, JobUnreachable, NoWorker
-from torchrelay.compiler.torch_internals.distributed import job_store
+from torchrelay.compiler.torch_internals.distributed import process_groups
 
 KEY = "ab" * 32
 RANKS = 4
@@ -35,7 +35,7 @@ def server() -> Iterator[list[dist.TCPStore]]:
 @pytest.fixture
 def rank(server: list[dist.TCPStore]) -> Callable[..., StoreAgreement]:
     def connect(readers: int = RANKS - 1) -> StoreAgreement:
-        store = job_store.job_store((server[0].host, server[0].port), SECONDS)
+        store = process_groups.job_store((server[0].host, server[0].port), SECONDS)
         return StoreAgreement(AgreementStore(store, "torchrelay/job/"), readers)
 
     return connect
@@ -146,9 +146,9 @@ LEADER = """
 import sys, time
 from datetime import timedelta
 from torchrelay.clients.artifacts.ranks.agreement import AgreementStore, StoreAgreement
-from torchrelay.compiler.torch_internals.distributed import job_store
+from torchrelay.compiler.torch_internals.distributed import process_groups
 
-store = job_store.job_store(("127.0.0.1", int(sys.argv[1])), timedelta(seconds=60))
+store = process_groups.job_store(("127.0.0.1", int(sys.argv[1])), timedelta(seconds=60))
 
 def obtain():
     print("leads", flush=True)
@@ -283,14 +283,14 @@ def test_the_first_rank_says_how_a_graph_begins(rank: Callable[..., StoreAgreeme
 
 
 def test_a_process_without_a_store_has_none() -> None:
-    assert job_store.job_store(None, SECONDS) is None
+    assert process_groups.job_store(None, SECONDS) is None
 
 
 def test_a_name_that_goes_while_it_is_read_is_not_waited_for(server: list[dist.TCPStore]) -> None:
     """As a chunk that its leader drops. A wait would end the job's agreement for this rank."""
     endpoint = (server[0].host, server[0].port)
     writer, reader = (
-        AgreementStore(job_store.job_store(endpoint, timedelta(seconds=1)), "torchrelay/job/")
+        AgreementStore(process_groups.job_store(endpoint, timedelta(seconds=1)), "torchrelay/job/")
         for _ in range(2)
     )
     names = [f"chunk/{number}" for number in range(500)]

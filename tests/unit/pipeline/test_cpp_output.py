@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from torchrelay.compiler.pipeline.gcc_output import complaint, refuses_source
+from torchrelay.compiler.pipeline.inductor import complaint, refuses_source
 
 GOOD, WRONG = "int x;\n", "int x = ;\n"
 MISSING = '#include "nowhere.h"\n'

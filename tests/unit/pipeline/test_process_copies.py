@@ -10,8 +10,12 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from torchrelay.compiler.process.clean_fork_server import CleanForkServer, SendMessage
-from torchrelay.compiler.process.forked_process import ForkedProcess, ForkedProcessLost
+from torchrelay.compiler.process.forked_process import (
+    CleanForkServer,
+    ForkedProcess,
+    ForkedProcessLost,
+    SendMessage,
+)
 
 SEEN: list[bytes] = []
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 from torchrelay.compiler.torch_internals.triton import extensions
-from torchrelay.compiler.torch_internals.triton.keys import extension_key
+from torchrelay.compiler.torch_internals.triton.caches import extension_key
 
 SOURCE = "int answer(void) { return 42; }"
 

@@ -3,7 +3,7 @@
 import types
 
 import pytest
-from torchrelay.compiler.torch_internals.triton import coordinate_descent
+from torchrelay.compiler.torch_internals.triton import kernels
 
 
 def configuration(warps=4, stages=2, **kwargs):
@@ -16,7 +16,7 @@ BEGIN = configuration(XBLOCK=128, R0_BLOCK=64)
 
 def test_the_text_leads_back_to_where_it_ended():
     end = configuration(8, 1, XBLOCK=256, R0_BLOCK=32)
-    assert coordinate_descent.decode_configuration(BEGIN, coordinate_descent.encode_configuration(end)) == end
+    assert kernels.decode_configuration(BEGIN, kernels.encode_configuration(end)) == end
     assert configuration(XBLOCK=128, R0_BLOCK=64) == BEGIN
 
 
@@ -35,4 +35,4 @@ def test_the_text_leads_back_to_where_it_ended():
     ],
 )
 def test_what_is_no_place_of_this_kernels_is_not_gone_to(text):
-    assert coordinate_descent.decode_configuration(BEGIN, text) is None
+    assert kernels.decode_configuration(BEGIN, text) is None

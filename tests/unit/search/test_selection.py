@@ -1,4 +1,4 @@
-"""compiler/search/compare_candidates.py, compiler/graph/device_environment.py: who wins among equals, what
+"""compiler/search/compare_candidates.py, compiler/graph/toolchain.py: who wins among equals, what
 counts as wrong, and where this is."""
 
 import threading
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torchrelay.compiler.graph import device_environment, toolchain
+from torchrelay.compiler.graph import toolchain
 from torchrelay.compiler.search import benchmark, compare_candidates, device_lock
-from torchrelay.compiler.torch_internals.algorithm_selection import float64_products
+from torchrelay.compiler.torch_internals.algorithm_selection import operator_candidates
 from torchrelay.compiler.tuning.records import Operand, Problem
 
 
@@ -73,17 +73,19 @@ def test_products_of_integers_are_exact_in_float64():
     )
     own = torch._int_mm(a, b.t().contiguous())
     assert own.abs().max() > 2**15
-    assert torch.equal(float64_products.product("int_mm", [a, b.t()]), own.double())
+    assert torch.equal(operator_candidates.float64_product("int_mm", [a, b.t()]), own.double())
 
 
 @pytest.mark.parametrize("scales", [((), ()), ((32, 1), (1, 16))], ids=["tensor", "rows and columns"])
 def test_scaled_products_have_a_reference(scales):
     a, b = drawn(torch.float8_e4m3fn, 32, 64), drawn(torch.float8_e4m3fn, 16, 64).t()
     scale_a, scale_b = (drawn(torch.float32, *shape).abs() + 0.5 for shape in scales)
-    found = float64_products.product("scaled_mm", [a, b, scale_a, scale_b])
+    found = operator_candidates.float64_product("scaled_mm", [a, b, scale_a, scale_b])
     own = (a.float() @ b.float()) * scale_a * scale_b
     assert torch.allclose(found.float(), own, rtol=1e-5, atol=1e-4)
-    assert float64_products.product("scaled_mm", [a, b, torch.ones(32, 2), torch.ones(2, 16)]) is None
+    assert (
+        operator_candidates.float64_product("scaled_mm", [a, b, torch.ones(32, 2), torch.ones(2, 16)]) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_grouped_products_have_a_reference(a, b, offsets):
     a, b = drawn(torch.bfloat16, *a), drawn(torch.bfloat16, *b)
     ends = [] if offsets is None else [torch.tensor(offsets, dtype=torch.int32)]
     own = torch.nn.functional.grouped_mm(a, b, **({"offs": ends[0]} if ends else {}))
-    found = float64_products.product("grouped_mm", [a, b, *ends])
+    found = operator_candidates.float64_product("grouped_mm", [a, b, *ends])
     assert torch.allclose(found.float(), own.float(), rtol=2e-2, atol=0.1)
 
 
@@ -107,7 +109,7 @@ def test_scaled_grouped_products_have_a_reference():
     a, b = drawn(torch.float8_e4m3fn, 32, 16), drawn(torch.float8_e4m3fn, 2, 8, 16).transpose(1, 2)
     scale_a, scale_b = drawn(torch.float32, 32).abs(), drawn(torch.float32, 2, 8).abs()
     ends = torch.tensor([12, 32], dtype=torch.int32)
-    found = float64_products.product("scaled_grouped_mm", [a, b, scale_a, scale_b, ends])
+    found = operator_candidates.float64_product("scaled_grouped_mm", [a, b, scale_a, scale_b, ends])
     wide = [(a[:12].double() @ b[0].double()) * scale_b[0], (a[12:].double() @ b[1].double()) * scale_b[1]]
     assert torch.allclose(found, torch.cat(wide) * scale_a[:, None])
 
@@ -134,8 +136,8 @@ def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):
 )  # fmt: skip
 def test_the_drivers_version_is_the_kernel_modules(tmp_path, text, version):
     (tmp_path / "version").write_text(text)
-    assert device_environment._gpu_driver(tmp_path / "version") == version
-    assert device_environment._gpu_driver(tmp_path / "none") == ""
+    assert toolchain._gpu_driver(tmp_path / "version") == version
+    assert toolchain._gpu_driver(tmp_path / "none") == ""
 
 
 def test_searches_that_share_a_folder_follow_one_another(tmp_path):
