@@ -87,12 +87,13 @@ test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu
 
 # mypy finds packages by folder name, and a checkout's folder may have any name: hence the link.
-check: $(VENV)/.ready $(VENV)/.helm  ## lint, types, import direction; documents' links, paths, commands, settings, code; the Helm chart
+check: $(VENV)/.ready $(VENV)/.helm  ## lint, types, import direction, number of lines; documents' links, paths, commands, settings, code; the Helm chart
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/torchrelay
 	MYPYPATH=$(VENV)/src $(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lines.py
 	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py tests/unit/project/test_chart.py
 
 flow:  ## the stages in order, as their modules tell it
