@@ -15,7 +15,7 @@ from typing import Any
 import engine
 import msgspec
 import pytest
-from pool_parts import RAY_TOKEN
+from pool_parts import RAY_TOKEN, compile_when_idle
 from torchrelay.compiler import decoding
 from torchrelay.compiler.errors import CompileFailed, NoWorker
 from torchrelay.compiler.request import schema
@@ -55,7 +55,8 @@ async def running(toolchains: tuple[str, ...]) -> AsyncIterator[WorkerPool]:
 
 async def where(pool: WorkerPool, toolchain: schema.Toolchain) -> dict[str, Any]:
     """What a job for this toolchain sees around it."""
-    artifact = await pool.compile(
+    artifact = await compile_when_idle(
+        pool,
         msgspec.json.encode({"do": "surroundings"}),
         key="key",
         toolchain=toolchain,
