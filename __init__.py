@@ -3,16 +3,13 @@
     model = torch.compile(model, backend="torchrelay")
 
 The names below load what they need when first used: importing torchrelay imports neither torch nor a server
-library. Where a gateway is configured, a background thread begins to fetch what this script used the last time.
+library, starts no thread and changes nothing in the process.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .clients.artifacts.prefetch import start_early as _start_early
-from .clients.settings import wants_programs as _wants_programs
-from .clients.settings import wants_trace as _wants_trace
 from .compiler import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
@@ -38,8 +35,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The imports stand inside so that each name costs only what it needs.
     if name in ("compile", "enable", "disable"):
-        from .clients import backend
+        from .clients.artifacts.load import collector
 
+        with collector.paused():
+            from .clients import backend
         return getattr(backend, name)
     if name in ("report", "Report", "FallbackWarning", "StaleProgramWarning"):
         from .clients.reports import run_report
@@ -54,24 +53,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _backend() -> Any:
-    """The back end, with as few imports as a start without tracing needs."""
-    from .clients.artifacts import load
-
-    load.preload()
-    with load.collector.paused():
-        from .clients.backend import torchrelay
-    return torchrelay
-
-
-if _wants_trace():
-    from .clients.reports.run_report import process_report as _process_report
-
-    _process_report().begin_trace()
-if _wants_programs():
-    from .compiler.torch_internals.dynamo import early_backend as _early_backend
-
-    _early_backend.register("torchrelay", _backend)
-_start_early()

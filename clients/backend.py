@@ -35,6 +35,7 @@ from ..compiler.torch_internals import compatibility, counters
 from ..compiler.torch_internals.dynamo import backend_interface, tracing
 from ..compiler.torch_internals.dynamo.programs import frames, recording
 from ..compiler.torch_internals.inductor import compile_fx, config
+from .artifacts import load
 from .artifacts.prefetch import prefetch_with, start_early
 from .artifacts.programs.process_programs import ProcessPrograms
 from .artifacts.programs.store import ProgramStore
@@ -42,8 +43,8 @@ from .artifacts.source import ArtifactRequest, ArtifactSource, LoadedArtifact, P
 from .artifacts.takeover import ChangingGraph, Pending, Takeover
 from .capture.configuration import DYNAMO_OPTIONS, portable_mode, split_options
 from .capture.locked_tunings import LockedTunings
+from .capture.patch_compile import replace_inductor, restore_inductor
 from .capture.prepare import PreparedGraph, prepare
-from .capture.replace_inductor import replace_inductor, restore_inductor
 from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, UntunedRun, process_report
 from .settings import (
@@ -53,6 +54,7 @@ from .settings import (
     load_settings,
     requires_artifacts,
     wants_programs,
+    wants_trace,
 )
 
 M = TypeVar("M")
@@ -454,6 +456,7 @@ def compile(
     graph that is still to be compiled runs eagerly meanwhile.
     Raises RuntimeError for a mode or an option that is not known.
     """
+    backend_interface.register_backend("torchrelay", torchrelay)
     ours = split_options(options)[1]
     for name in DYNAMO_OPTIONS:
         ours.pop(name, None)
@@ -472,10 +475,13 @@ def compile(
 def enable() -> None:
     """Make torchrelay the back end of every `torch.compile` in this process that names none, or names "inductor".
 
-    Trainers name it: Accelerate, Hugging Face's Trainer, torchtitan. `Module.compile` is included, and Accelerate
-    accepts "torchrelay" as a back end's name from here on. A function that was imported before by `from torch import
-    compile` is reached only where it names no back end, from torch 2.13 on. A second call changes nothing.
+    Trainers name it: Accelerate, Hugging Face's Trainer, torchtitan. `Module.compile` is included. Accelerate, if it is
+    imported already, accepts "torchrelay" as a back end's name from here on. A function that was imported before by
+    `from torch import compile` is reached only where it names no back end, from torch 2.13 on. A background thread
+    begins to fetch what this script used the last time. A second call starts none, and changes nothing but that an
+    Accelerate imported meanwhile accepts the name.
     """
+    backend_interface.register_backend("torchrelay", torchrelay)
     replace_inductor()
     backend_interface.set_default_backend("torchrelay")
     start_early()
@@ -488,15 +494,24 @@ def disable() -> None:
         backend_interface.set_default_backend(None)
 
 
+def _begin() -> None:
+    """What comes before the first graph. The first torch.compile that names this back end imports this module, before
+    its function is traced. Never raises."""
+    if wants_trace():
+        process_report().begin_trace()
+    start_early()
+    _start_programs()
+
+
 def _start_programs() -> None:
-    """Start functions without tracing, if a setting says so. This module is imported by the first torch.compile that
-    names this back end: before its function is traced. Never raises."""
+    """Start functions without tracing, if a setting says so."""
     if not wants_programs():
         return
     try:
         settings = load_settings()
         if settings.programs == "off" or settings.state_dir is None:
             return
+        load.preload()
         compatibility.check("programs")
         store = ProgramStore(settings.cache_dir, settings.state_dir)
         shares = settings.programs == "team" and settings.mode != "off"
@@ -512,4 +527,4 @@ def _start_programs() -> None:
         process_report().traced("every function", str(error))
 
 
-_start_programs()
+_begin()

@@ -271,7 +271,7 @@ def check_platform() -> None:
 
 
 def wants_prefetch() -> bool:
-    """Whether there may be a gateway to prefetch from. Cheap, and never raises: called at import."""
+    """Whether there may be a gateway to prefetch from. Cheap, and never raises."""
     found = os.environ.get
     if sys.platform != "linux" or found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
         return False
@@ -284,7 +284,7 @@ def wants_prefetch() -> bool:
 
 
 def wants_programs() -> bool:
-    """Whether the settings may ask for programs. Cheap, and never raises: called at import."""
+    """Whether the settings may ask for programs. Cheap, and never raises."""
     asked = os.environ.get("TORCHRELAY_PROGRAMS", "").strip().lower()
     if sys.platform != "linux" or asked in _FALSE:
         return False
@@ -295,7 +295,7 @@ def wants_programs() -> bool:
 
 
 def wants_trace() -> bool:
-    """Whether the environment asks for a trace: then it begins when torchrelay is imported. Never raises."""
+    """Whether the environment asks for a trace. Never raises."""
     return bool(os.environ.get("TORCHRELAY_TRACE", "").strip())
 
 

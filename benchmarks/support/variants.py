@@ -74,7 +74,7 @@ class Surroundings:
         if self.service is None:
             raise VariantSkipped("no service was started")
         client = {**self.service.environment, "TORCHRELAY_MODE": "require"}
-        # The measuring script imports torchrelay, and builds its model after that.
+        # The measuring script starts the prefetch, and builds its model after that.
         client["TORCHRELAY_PREFETCH"] = str(int(prefetch))
         client["TORCHRELAY_PROGRAMS"] = str(int(programs))
         client["TORCHRELAY_PROGRAMS_CHECK"] = "0"  # which start traces after all is drawn at random

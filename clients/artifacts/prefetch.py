@@ -1,10 +1,9 @@
 """Fetches, in the background, the artifacts that this script used the last time.
 
 One daemon thread fetches the script's list from the gateway, then each artifact that this machine lacks, verifies it,
-stores it on disk with its libraries, and afterwards reports to the gateway what this run used. Until then it imports
-neither torch nor anything that imports torch: the main thread may be importing those meanwhile, and Python answers two
-threads that import a cycle of modules from two ends with a half-made module. What the first graph will import, it
-imports in turns with the program, once that has Dynamo (docs/decisions/0041).
+stores it on disk with its libraries, and afterwards reports to the gateway what this run used. It imports neither torch
+nor anything that imports torch: the main thread may be importing those meanwhile, and Python answers two threads that
+import a cycle of modules from two ends with a half-made module.
 
 A failure here is counted in the report and has no other effect: each graph then fetches for itself.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
 import itertools
 import os
 import sys
@@ -40,11 +38,6 @@ _MOST_ARTIFACTS = 128
 _MOST_BYTES = 128 << 20
 _FETCH_SECONDS = 60.0
 """One artifact."""
-_LOOK_SECONDS = 0.05
-"""Between two looks whether the program has imported Dynamo."""
-_EARLY_SECONDS = 300.0
-"""A program that has not by then imports the rest for itself."""
-_OWN_MODULES = (".load", ".source", ".programs.process_programs", "..capture.prepare")
 _KEEP_SECONDS = 300.0
 """An artifact that no graph has asked for by then is on disk only."""
 _REPORT_AFTER_SECONDS = 20.0
@@ -85,8 +78,6 @@ class Prefetch:
         # These register hooks for forks, which must not change during a fork.
         import concurrent.futures.thread  # noqa: F401
         import logging  # noqa: F401
-
-        from ...compiler.torch_internals.loading import import_turns  # noqa: F401
 
         threading.Thread(target=self._run, name="torchrelay prefetch", daemon=True).start()
         atexit.register(self._close)
@@ -133,8 +124,8 @@ class Prefetch:
         finally:
             self._imported.set()
         try:
-            if self._fetches and self._fetch_all(gateway):
-                self._import_early()
+            if self._fetches:
+                self._fetch_all(gateway)
         except Exception as error:  # counted; the graphs fetch for themselves
             self._failed(error)
         self._report_used(gateway)
@@ -147,8 +138,7 @@ class Prefetch:
 
         return compile_client.GatewayClient(self._settings)
 
-    def _fetch_all(self, gateway: GatewayClient) -> bool:
-        """Whether the script has used anything before."""
+    def _fetch_all(self, gateway: GatewayClient) -> None:
         from .disk_cache import DiskCache
         from .trust_store import TrustStore
 
@@ -177,30 +167,6 @@ class Prefetch:
                 self._failed(error)
             finally:
                 fetch.set_result(artifact)
-        return bool(found)
-
-    def _import_early(self) -> None:
-        """Import what the first graph will, while the program makes its model. What fails here fails there again, and
-        says so."""
-        from ...compiler.torch_internals.loading import early_imports
-        from ...compiler.torch_internals.loading.import_turns import ImportTurns
-
-        until = time.monotonic() + _EARLY_SECONDS
-
-        def is_over() -> bool:
-            return self._closing or time.monotonic() > until
-
-        while not early_imports.may_begin():
-            if is_over():
-                return
-            time.sleep(_LOOK_SECONDS)
-        parts = list(early_imports.parts())
-        parts += (functools.partial(importlib.import_module, name, __package__) for name in _OWN_MODULES)
-        with contextlib.suppress(Exception), ImportTurns() as turns:
-            if all(turns.take(part, is_over) for part in parts):
-                from .ranks.machine import offered
-
-                offered()
 
     def _fetch(self, gateway: GatewayClient, key: str, trust: Trust, disk: DiskCache) -> PrefetchedArtifact:
         from ...compiler.artifact import container

@@ -1,8 +1,12 @@
-"""torch.compile with another back end: the names that it takes the place of in; a function like torch.compile out."""
+"""torch.compile with another back end: the names that it takes the place of in; a function like torch.compile out.
+
+`replace_inductor` and `restore_inductor` do it in all of a process, whatever spelling a trainer has for torch.compile.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +16,7 @@ from ...compiler.torch_internals.dynamo.backend_interface import default_backend
 
 DEFAULT = "inductor"
 """PyTorch's own back end, where no other is set as the default. Programs name it too (Hugging Face's Trainer does)."""
+_ACCELERATE_NAME = "TORCHRELAY"
 
 
 def compile_with_backend(
@@ -75,3 +80,31 @@ def _chain(function: Any) -> Iterator[Any]:
 @functools.cache
 def process_patch() -> CompilePatch:
     return CompilePatch()
+
+
+def replace_inductor() -> None:
+    """Torchrelay in Inductor's place. `torchrelay run` has this called at the end of every `import torch`: it imports
+    little and raises nothing."""
+    process_patch().enable()
+    _name_for_accelerate(accepted=True)
+
+
+def restore_inductor() -> None:
+    process_patch().disable()
+    _name_for_accelerate(accepted=False)
+
+
+def _name_for_accelerate(*, accepted: bool) -> None:
+    """Whether Hugging Face's Accelerate, if the program has imported it, takes the name: its list of back ends,
+    DynamoBackend, is a closed enum."""
+    dataclasses = sys.modules.get("accelerate.utils.dataclasses")
+    backends: Any = getattr(dataclasses, "DynamoBackend", None)
+    if backends is None:
+        return
+    if accepted:
+        member = str.__new__(backends, _ACCELERATE_NAME)
+        member._name_ = member._value_ = _ACCELERATE_NAME
+        # _missing_ is the enum module's own way to accept more values.
+        backends._missing_ = classmethod(lambda _, value: member if value == _ACCELERATE_NAME else None)
+    elif "_missing_" in vars(backends):
+        del backends._missing_

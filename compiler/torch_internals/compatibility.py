@@ -73,7 +73,6 @@ torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var
     "programs": """
 torch._C._dynamo.guards: GlobalStateGuard ()
 torch._dynamo.backends.distributed: DDPOptimizer.backend_compile_fn; .bucket_bytes_cap; .first_bucket_cap
-torch._dynamo.backends.registry: _BACKENDS
 torch._dynamo.bytecode_transformation: unique_id (name, *, with_uuid)
 torch._dynamo.cache_size: exceeds_recompile_limit (cache_size, compile_id)
 torch._dynamo.config: enable_compiler_collectives

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -39,6 +40,15 @@ def restart_analysis(specialized: Collection[str]) -> BaseException | None:
     for name in specialized:
         TensorifyState.specialize(name)
     return TensorifyScalarRestartAnalysis()
+
+
+def register_backend(name: str, backend: Callable[..., Any]) -> None:
+    """Have torch.compile know the back end by its name. Otherwise the first call that names it imports all of PyTorch's
+    own back ends, before it asks installed packages for others."""
+    import torch._dynamo
+
+    with contextlib.suppress(AssertionError):  # it is known
+        torch._dynamo.register_backend(backend, name=name)
 
 
 def set_default_backend(name: str | None) -> None:

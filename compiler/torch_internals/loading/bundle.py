@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import re
@@ -15,7 +14,7 @@ from .. import compatibility
 from ..dynamo.programs import generated_code
 from ..triton.caches import kernel_key
 from ..triton.extensions import prebuilt_extensions
-from .light_imports import needs_no_lowering, unpickle, with_light_imports, without_lowering_import
+from .light_imports import needs_no_lowering, unpickle, with_light_imports
 from .prebuilt_libraries import install_library_lookup, loading_from
 from .preload import preload_loader
 
@@ -69,10 +68,7 @@ def deserialize(
         prebuilt_extensions.add(triton_modules)
     install_library_lookup()
     generated_code.install()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(loading_from(libraries, folder))
-        if without_lowering:
-            stack.enter_context(without_lowering_import())
+    with loading_from(libraries, folder, imports_lowering=not without_lowering):
         compiled = entry.wrap_post_compile(
             list(inputs),
             entry.sanitized_aot_config,

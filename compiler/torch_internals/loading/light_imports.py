@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib.util
 import io
 import pickle
 import re
 import sys
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 
-@contextlib.contextmanager
-def without_lowering_import() -> Iterator[None]:
-    """Answer FxGraphCache.cache_hit_post_compile's `from .graph import GraphLowering` without importing all of
-    Inductor's lowering: it only looks whether a test asked to see the generated code."""
-    if _LOWERING in sys.modules:
-        yield
-        return
-    import torch._inductor as package
+def without_lowering_import(function: Callable[..., Any]) -> Callable[..., Any]:
+    """FxGraphCache.cache_hit_post_compile without its `from .graph import GraphLowering`, which imports all of
+    Inductor's lowering only to look whether a test asked to see the generated code. No other code sees the difference.
+    Where lowering is imported already, this is `function` itself."""
+    if _LOWERING in sys.modules or not isinstance(function, FunctionType) or function.__closure__:
+        return function
 
-    stub = _LoweringStub(_LOWERING)
-    sys.modules[_LOWERING] = stub
-    package.graph = stub
-    try:
-        yield
-    finally:
-        if sys.modules.get(_LOWERING) is stub:
-            del sys.modules[_LOWERING]
-        if getattr(package, "graph", None) is stub:
-            del package.graph
+    def import_module(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        if (name, level) == ("graph", 1):
+            return _NoLowering
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+    names = {**function.__globals__, "__builtins__": {**vars(builtins), "__import__": import_module}}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
 _LOWERING = "torch._inductor.graph"
 
 
-class _LoweringStub(ModuleType):
-    """Stands for torch._inductor.graph while an artifact loads. Only codecache is answered by the stub itself:
-    whoever else asks meanwhile, in any thread, gets the real module's attribute."""
-
-    def __getattr__(self, name: str) -> Any:
-        asker = sys._getframe(1).f_globals.get("__name__")
-        if name == "GraphLowering" and asker == "torch._inductor.codecache":
-            return _NoGraphLowering
-        if name.startswith("__"):  # the import system's own questions
-            raise AttributeError(name)
-        if sys.modules.get(_LOWERING) is self:
-            del sys.modules[_LOWERING]
-        return getattr(importlib.import_module(_LOWERING), name)
-
-
 class _NoGraphLowering:
     save_output_code = None
+
+
+class _NoLowering:
+    GraphLowering = _NoGraphLowering
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 from ...process.fork_safe_lock import ForkSafeLock
 from ..dynamo.programs import generated_code
 from ..triton.caches import kernel_key
+from .light_imports import without_lowering_import
 
 
 class _PrebuiltLibraries(threading.local):
@@ -20,6 +21,7 @@ class _PrebuiltLibraries(threading.local):
 
     table: Mapping[tuple[tuple[str, ...], str], Path] | None = None
     folder: Path | None = None
+    imports_lowering = True
 
 
 prebuilt_libraries = _PrebuiltLibraries()
@@ -58,16 +60,20 @@ _triton_folder = _TritonFolder()
 
 
 @contextlib.contextmanager
-def loading_from(libraries: Mapping[tuple[tuple[str, ...], str], Path], folder: Path) -> Iterator[None]:
+def loading_from(
+    libraries: Mapping[tuple[tuple[str, ...], str], Path], folder: Path, *, imports_lowering: bool = True
+) -> Iterator[None]:
     """In the block, this thread loads an artifact. libraries: its C++ kernels, by argument types and source. folder:
     where its generated code and its GPU binaries lie; nothing else is run, whatever the cache folders of PyTorch and
-    Triton hold, to which others may have written."""
+    Triton hold, to which others may have written. imports_lowering: whether its code needs Inductor's lowering."""
     prebuilt_libraries.table, prebuilt_libraries.folder = libraries, folder
+    prebuilt_libraries.imports_lowering = imports_lowering
     try:
         with generated_code.only_from(folder), _triton_folder.set(folder / "triton"):
             yield
     finally:
         prebuilt_libraries.table = prebuilt_libraries.folder = None
+        prebuilt_libraries.imports_lowering = True
 
 
 def install_library_lookup() -> None:
@@ -75,10 +81,11 @@ def install_library_lookup() -> None:
     codecache.get_path names a file in the artifact's folder, CompiledTritonKernels.key names its kernels as the worker
     did, use_process_pool starts no processes (there is nothing to compile), autotune_cache's inductor_meta_from_config
     says that there are no tuning caches to consult (winners are in the artifact), rather than digest every source file
-    of Triton, and AutotuneCache has none, rather than digest every source file of PyTorch."""
+    of Triton, AutotuneCache has none, rather than digest every source file of PyTorch, and
+    FxGraphCache.cache_hit_post_compile imports no lowering that the artifact's code does not need."""
     from torch._inductor import codecache
     from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.codecache import CppPythonBindingsCodeCache, FxGraphCache
     from torch._inductor.runtime import autotune_cache
 
     original = AsyncCompile.cpp_pybinding
@@ -127,3 +134,10 @@ def install_library_lookup() -> None:
         return upstream_cache(*args, **kwargs) if prebuilt_libraries.table is None else None
 
     autotune_cache.AutotuneCache.create = staticmethod(create)  # type: ignore[method-assign]
+    upstream_hit = FxGraphCache.cache_hit_post_compile
+
+    def cache_hit_post_compile(*args: Any, **kwargs: Any) -> Any:
+        run = upstream_hit if prebuilt_libraries.imports_lowering else without_lowering_import(upstream_hit)
+        return run(*args, **kwargs)
+
+    FxGraphCache.cache_hit_post_compile = staticmethod(cache_hit_post_compile)  # type: ignore[method-assign]

@@ -12,7 +12,8 @@ from typing import Any
 from torchrelay.examples.harness.private_service import PrivateService
 
 SCRIPT = """
-import torchrelay  # from here on, in the background
+import torchrelay
+torchrelay.enable()  # from here on, in the background
 import torch
 import json, os, pathlib, sys, time
 
@@ -61,44 +62,3 @@ def test_the_second_start_waits_for_nothing_and_counts_as_a_hit(
     gained = {name: after[name] - before[name] for name in ("requests", "hits", "misses", "fetches")}
     assert gained == {"requests": 1, "hits": 1, "misses": 0, "fetches": 1}
     assert after["seconds_saved"] > before["seconds_saved"]
-
-
-IMPORTS_EARLY = """
-import torchrelay
-import torch
-import json, os, sys, time
-{imports}
-needed = {{"torch._functorch.aot_autograd", "torch._inductor.codecache", "torchrelay.clients.capture.prepare"}}
-until = time.monotonic() + float(sys.argv[2])
-while time.monotonic() < until and not needed <= sys.modules.keys():
-    time.sleep(0.02)
-early = sorted(needed & sys.modules.keys())
-x = torch.ones(3, 5, requires_grad=True)
-loss = torch.compile(lambda x: (x.erf() * 3).sum(), backend="torchrelay")(x)
-loss.backward()
-print(json.dumps({{"early": early, "fallbacks": torchrelay.report().fallbacks}}))
-"""
-
-
-def test_what_the_first_graph_imports_is_imported_while_the_script_makes_its_model(
-    service: PrivateService, tmp_path: Path
-) -> None:
-    script = tmp_path / "early.py"
-    script.write_text(IMPORTS_EARLY.format(imports="import torch._dynamo, torch._inductor.config"))
-    assert start(service, script, tmp_path / "one", 0) == {"early": [], "fallbacks": {}}
-    early = start(service, script, tmp_path / "two", 120)["early"]
-    assert early == [
-        "torch._functorch.aot_autograd",
-        "torch._inductor.codecache",
-        "torchrelay.clients.capture.prepare",
-    ]
-
-
-def test_nothing_is_imported_early_by_a_script_that_may_still_change_its_environment(
-    service: PrivateService, tmp_path: Path
-) -> None:
-    """PyTorch's settings come from the environment as it is when they are imported: by the first torch.compile here."""
-    script = tmp_path / "not_yet.py"
-    script.write_text(IMPORTS_EARLY.format(imports=""))
-    start(service, script, tmp_path / "one", 0)
-    assert start(service, script, tmp_path / "two", 3) == {"early": [], "fallbacks": {}}

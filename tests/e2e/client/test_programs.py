@@ -277,7 +277,7 @@ def test_a_trace_shows_where_the_time_of_a_start_goes(machine: Machine, tmp_path
         names = [span["name"] for span in found]
         assert names[0] == "before torchrelay"
         assert "__main__.Net.forward" in names
-        assert "import torchrelay.clients.backend" in names
+        assert any(name.startswith("import torch") for name in names)
         assert any(name.startswith("first call of graph ") for name in names)
 
 

@@ -50,7 +50,7 @@ def test_torchrelay_run_needs_no_edit_of_the_script(
     assert (len(report(left)["graphs"]), report(left)["misses"]) == (1, 0)
 
 
-def test_accelerate_takes_the_name_in_the_script_and_on_its_command_line(
+def test_accelerate_takes_the_name_in_the_script_and_inductors_on_its_command_line(
     service: PrivateService, folder: Path
 ) -> None:
     script, left = str(PROGRAMS / "accelerate_loop.py"), folder / "launched.json"
@@ -64,7 +64,7 @@ def test_accelerate_takes_the_name_in_the_script_and_on_its_command_line(
         "--num_processes",
         "1",
         "--dynamo_backend",
-        "torchrelay",
+        "inductor",
         script,
     )
     told = run(service, folder, *RUN, *launch, "plain", TORCHRELAY_REPORT=str(left))

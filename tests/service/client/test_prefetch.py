@@ -218,7 +218,8 @@ def on_disk(folder: Path) -> list[Path]:
 PROGRAM = """
 import json, os, pathlib, sys, threading, time
 start = time.perf_counter()
-import torchrelay
+from torchrelay.clients.artifacts.prefetch import start_early
+start_early()  # as `enable` does
 threads = [thread.name for thread in threading.enumerate() if thread.daemon]
 cache = pathlib.Path(os.environ["TORCHRELAY_CACHE_DIR"])
 while len(threads) and {wanted} > len([path for path in cache.rglob("*") if len(path.name) == 64]):
@@ -257,7 +258,7 @@ def start(
     return dict(json.loads(done.stdout))
 
 
-def test_the_next_start_of_a_script_fetches_what_it_used_from_import_on_without_torch(
+def test_the_next_start_of_a_script_fetches_what_it_used_and_its_thread_imports_no_torch(
     service: Service, tmp_path: Path
 ) -> None:
     service.opened.set()
@@ -278,7 +279,11 @@ def test_a_gateway_that_is_gone_or_hangs_is_nobodys_trouble(service: Service, tm
     start(service, script, tmp_path / "a", 0, ["ab" * 32], TORCHRELAY_URL="http://127.0.0.1:1")
     nonsense = {**os.environ, "TORCHRELAY_URL": "nonsense"}
     done = subprocess.run(
-        [sys.executable, "-c", "import torchrelay"], env=nonsense, capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import torchrelay; torchrelay.enable()"],
+        env=nonsense,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
     service.opened.set()

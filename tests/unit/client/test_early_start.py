@@ -1,4 +1,5 @@
-"""The first torch.compile of a process that may start without tracing imports what that needs, and no more."""
+"""Importing torchrelay does nothing. What names it explicitly in a process that may start without tracing imports what
+that needs, and no more."""
 
 from __future__ import annotations
 
@@ -29,15 +30,19 @@ assert lookup_backend("torchrelay") is torchrelay
 """
 
 
-def run(text: str, home: Path) -> str:
+def run(text: str, home: Path, **variables: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
     environment |= {"TORCHRELAY_PROGRAMS": "1", "HOME": str(home), "XDG_CONFIG_HOME": str(home)}
+    environment |= variables
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("before", ["import torchrelay", "import torch._dynamo; import torchrelay"])
+@pytest.mark.parametrize(
+    "before",
+    ["import torchrelay; torchrelay.enable()", "import torch._dynamo, torchrelay; torchrelay.compile(abs)"],
+)
 def test_the_first_compile_imports_no_library_and_no_back_end_that_a_start_needs_not(
     before: str, tmp_path: Path
 ) -> None:
@@ -58,3 +63,34 @@ assert networkx.__version__ and networkx.Graph is sys.modules["networkx"].Graph
 
 def test_who_asks_for_such_a_library_meanwhile_gets_it(tmp_path: Path) -> None:
     assert run(MEANWHILE, tmp_path) == ""
+
+
+NOTHING = """
+import importlib, json, sys, threading
+import importlib._bootstrap, importlib._bootstrap_external, builtins
+{before}
+
+def state():
+    watched = [importlib._bootstrap, importlib._bootstrap_external, importlib.machinery.SourceFileLoader, builtins]
+    watched += [module for name, module in sorted(sys.modules.items()) if name == "torch" or name.startswith("torch.")]
+    return {{str(each): {{name: id(value) for name, value in vars(each).items()}} for each in watched}}
+
+before, finders, hooks = state(), list(sys.meta_path), list(sys.path_hooks)
+modules = set(sys.modules)
+import torchrelay
+after = state()
+after.keys() == before.keys() or sys.exit("torch's modules differ")
+changed = [name for name in before if before[name] != after[name]]
+new = {{name.partition(".")[0] for name in set(sys.modules) - modules}} - {{"torchrelay"}} - sys.stdlib_module_names
+print(json.dumps([
+    changed, sys.meta_path != finders, sys.path_hooks != hooks, threading.active_count(), sorted(new),
+]))
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import torch, torch._dynamo"])
+def test_importing_torchrelay_starts_no_thread_changes_nothing_and_imports_no_library(
+    before: str, tmp_path: Path
+) -> None:
+    told = {"TORCHRELAY_URL": "http://127.0.0.1:1", "TORCHRELAY_TRACE": str(tmp_path / "trace.json")}
+    assert run(NOTHING.format(before=before), tmp_path, **told) == "[[], false, false, 1, []]"

@@ -99,6 +99,7 @@ def test_imports_are_spans_each_in_the_one_that_needs_it(tmp_path: Path) -> None
     (tmp_path / "inner.py").write_text("import time\ntime.sleep(0.01)\n")
     script = (
         "import torchrelay\n"
+        "torchrelay.enable()\n"
         "import outer\n"
         "from torchrelay.clients.reports.run_report import process_report\n"
         "process_report().write_trace_at_exit(__import__('pathlib').Path('trace.json'))\n"
