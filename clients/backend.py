@@ -40,13 +40,13 @@ from .artifacts.prefetch import prefetch_with, start_early
 from .artifacts.programs.process_programs import ProcessPrograms
 from .artifacts.programs.store import ProgramStore
 from .artifacts.source import ArtifactRequest, ArtifactSource, LoadedArtifact, PendingArtifact
-from .artifacts.takeover import ChangingGraph, Pending, Takeover
+from .artifacts.takeover import ChangingGraph, Pending
 from .capture.configuration import DYNAMO_OPTIONS, portable_mode, split_options
 from .capture.locked_tunings import LockedTunings
 from .capture.patch_compile import replace_inductor, restore_inductor
 from .capture.prepare import PreparedGraph, prepare
 from .gateway.compile_client import GatewayClient
-from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, UntunedRun, process_report
+from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
 from .settings import (
     ClientSettings,
     check_platform,
@@ -363,31 +363,8 @@ class _BackgroundGraph:
         self._record = relay.report.background(
             GraphRecord(key=key, outcome="background", seconds=0.0, nodes=nodes)
         )
-        self._untuned: Callable[..., Any] | None = None
         self._refused = False
-        takeovers = [Takeover(pending.is_due, self._take_over)]
-        first: Callable[..., Any] = gm.forward
-        if isinstance(pending.before, Pending):
-            takeovers.insert(0, Takeover(pending.before.is_due, self._take_untuned))
-        elif pending.before is not None:
-            first = self._run_untuned(0, pending.before)
-        self.call = ChangingGraph(first, takeovers).call
-
-    def _take_untuned(self, calls: int, _: Sequence[Any]) -> Callable[..., Any] | None:
-        assert isinstance(self._pending.before, Pending)
-        try:
-            return self._run_untuned(calls, self._pending.before.load())
-        except Exception as error:  # the search goes on, and may end better
-            _log.warning("torchrelay: a graph runs eagerly until its search has ended: %s", error)
-            return None
-
-    def _run_untuned(self, calls: int, found: LoadedArtifact) -> Callable[..., Any]:
-        seconds = time.perf_counter() - self._start
-        run = UntunedRun(key=found.key, outcome=found.outcome, seconds=seconds)
-        listed = msgspec.structs.replace(self._record, eager_calls=calls, untuned=run)
-        self._record = self._relay.report.background(listed, self._record)
-        self._untuned = self._relay.bound(self._gm, self._prepared, found, self._compile_locally)
-        return self._untuned
+        self.call = ChangingGraph(gm.forward, pending.is_due, self._take_over).call
 
     def _take_over(self, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
@@ -406,13 +383,6 @@ class _BackgroundGraph:
             if first:
                 self._end("raised", calls, error.code)
             raise error from None
-        if self._untuned is None and isinstance(self._pending.before, Pending):
-            self._take_untuned(calls, inputs)
-        if self._untuned is not None:
-            if first:
-                self._end("untuned", calls, error.code)
-                self._relay.report.warn_once(error, "a graph stays without its search")
-            return self._untuned
         if first:
             self._end("fallback", calls, error.code)
             self._relay.report.warn_once(error)
@@ -420,19 +390,11 @@ class _BackgroundGraph:
         return self._compile_locally(inputs, self._record)
 
     def _end(self, outcome: Outcome, calls: int, reason: str = "") -> None:
-        record, run = self._record, self._record.untuned
-        eager_calls = calls if run is None else record.eager_calls
-        if run is not None and outcome != "untuned":
-            run = msgspec.structs.replace(run, calls=calls - eager_calls)
+        seconds = time.perf_counter() - self._start
         ended = msgspec.structs.replace(
-            record,
-            outcome=outcome,
-            seconds=time.perf_counter() - self._start,
-            reason=reason,
-            eager_calls=eager_calls,
-            untuned=run,
+            self._record, outcome=outcome, seconds=seconds, reason=reason, eager_calls=calls
         )
-        self._relay.report.end_background(record, ended)
+        self._relay.report.end_background(self._record, ended)
         self._record = ended
 
 

@@ -102,8 +102,6 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     """Only artifacts signed for it are used; '': those of any namespace."""
     mode: Mode = "remote"
-    job: str = ""
-    """Processes with the same name are one job: one decision for each key. Give each run a name of its own."""
     prefetch: bool = True
     """Fetch in the background the artifacts that this script used last time."""
     background: bool = False
@@ -157,8 +155,6 @@ class LauncherInfo(Struct, frozen=True, kw_only=True):
     world_size: int
     run: str
     restart: int
-    named: bool
-    """Whether `run` has a name that no other job has."""
     store: tuple[str, int] | None
 
 
@@ -256,7 +252,6 @@ def load_launcher_info() -> LauncherInfo | None:
         world_size=size,
         run="/".join(parts),
         restart=restart,
-        named=name not in ("", "none"),
         store=(host, port) if agent else None,
     )
 
@@ -419,7 +414,6 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "public_keys": _public_keys,
     "namespace": _namespace,
     "mode": _converted(Mode, ", ".join(MODES)),
-    "job": _text,
     "prefetch": _flag,
     "background": _flag,
     "programs": _programs,

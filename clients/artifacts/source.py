@@ -27,13 +27,12 @@ from ...compiler.errors import (
     CannotLoad,
     GatewayUnreachable,
     JobUnreachable,
-    NotCached,
     RelayError,
     SignatureError,
     SizesDiffer,
     ToolchainMismatch,
 )
-from ...compiler.request import codec, tuning_pins
+from ...compiler.request import codec
 from ...compiler.request.key import key_of
 from ...compiler.torch_internals.distributed import process_groups
 from ...compiler.torch_internals.dynamo import tracing
@@ -46,7 +45,7 @@ from ..settings import ClientSettings, LauncherInfo
 from . import load
 from .disk_cache import DiskCache
 from .prefetch import Prefetch
-from .ranks.agreement import Agreement, AgreementStore, CommonCall, Decision, GatewayAgreement, StoreAgreement
+from .ranks.agreement import AgreementStore, CommonCall, Decision, StoreAgreement
 from .ranks.machine import Machine, offered
 from .shared_libraries import store_libraries, why_nothing_loads
 from .takeover import Pending
@@ -74,21 +73,12 @@ class ArtifactRequest(Struct, frozen=True):
     def with_exact_sizes(self) -> ArtifactRequest:
         """The same for no sizes but those of the example inputs."""
         request = msgspec.structs.replace(self.captured.request, exact_sizes=True)
-        return self._with(msgspec.structs.replace(self.captured, request=request))
-
-    def without_search(self) -> ArtifactRequest | None:
-        """The same without a search for the fastest kernels; None if it asks for none."""
-        request = tuning_pins.without_search(self.captured.request)
-        if request is None:
-            return None
-        return self._with(msgspec.structs.replace(self.captured, request=request, cudagraphs=False))
+        captured = msgspec.structs.replace(self.captured, request=request)
+        canonical = codec.encode_request(request)
+        return ArtifactRequest(captured, canonical, key_of(request, canonical), self.inputs)
 
     def without_inputs(self) -> ArtifactRequest:
         return msgspec.structs.replace(self, inputs=())
-
-    def _with(self, captured: CapturedGraph) -> ArtifactRequest:
-        canonical = codec.encode_request(captured.request)
-        return ArtifactRequest(captured, canonical, key_of(captured.request, canonical), self.inputs)
 
 
 class FetchedArtifact(Struct, frozen=True):
@@ -154,13 +144,13 @@ class ArtifactSource:
         every process of a job."""
         return self._obtain_fitting(wanted, self._job_or_none())
 
-    def _obtain_fitting(self, wanted: ArtifactRequest, job: Agreement | None) -> LoadedArtifact:
+    def _obtain_fitting(self, wanted: ArtifactRequest, job: StoreAgreement | None) -> LoadedArtifact:
         try:
             return self._obtain(wanted, job)
         except SizesDiffer:
             return self._obtain(wanted.with_exact_sizes(), self._job_or_none())
 
-    def _obtain(self, wanted: ArtifactRequest, job: Agreement | None) -> LoadedArtifact:
+    def _obtain(self, wanted: ArtifactRequest, job: StoreAgreement | None) -> LoadedArtifact:
         found = self._obtain_here(wanted) if job is None else self._obtain_for_job(job, wanted)
         return self._used(found, wanted.key)
 
@@ -177,17 +167,12 @@ class ArtifactSource:
 
     def obtain_or_begin(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
         """As `obtain`, but a compile that the service has yet to finish is not waited for, unless the program needs
-        the wait (`_why_wait`). If it is to search, what it gives without a search is obtained too, and before it; that
-        is what the pending artifact has as `before`. Raises as `obtain` does."""
+        the wait (`_why_wait`). Raises as `obtain` does."""
         job = self._job_or_none()
         if reason := self._why_wait(wanted.captured, job):
             _log.info("torchrelay: a miss of %s is waited for: %s", wanted.key[:12], reason)
             return self._obtain_fitting(wanted, job)
-        compiles = self._settings.mode != "cache"
-        untuned = wanted.without_search() if compiles else None
-        if isinstance(job, StoreAgreement):
-            return self._begin_for_job(job, wanted, untuned)
-        return self._begin_here(wanted, untuned)
+        return self._begin_here(wanted) if job is None else self._begin_for_job(job, wanted)
 
     def may_begin_eagerly(self, background: bool | None) -> bool:
         """Whether this process is one of several that agree on the call from which on they run a graph compiled: each
@@ -196,7 +181,7 @@ class ArtifactSource:
         several = self._launch is not None and self._launch.world_size > 1
         return wanted and (several or self._left_job is not None or self._job_or_none() is not None)
 
-    def _why_wait(self, captured: CapturedGraph, job: Agreement | None) -> str:
+    def _why_wait(self, captured: CapturedGraph, job: StoreAgreement | None) -> str:
         """Why a graph cannot run eagerly first; '' if it can. docs/decisions/0034 tells more."""
         if captured.request.symbols:
             return "its sizes are symbolic"
@@ -207,61 +192,31 @@ class ArtifactSource:
         if tracing.saves_through_hooks():
             return "it is called where autograd saves tensors through hooks, as torch.utils.checkpoint does"
         several = self._launch is not None and self._launch.world_size > 1
-        if not isinstance(job, StoreAgreement) and (job is not None or several or self._left_job is not None):
+        if job is None and (several or self._left_job is not None):
             return "the processes of its job share no store, in which they could agree when to change"
         return ""
 
-    def _begin_here(
-        self, wanted: ArtifactRequest, untuned: ArtifactRequest | None = None
-    ) -> LoadedArtifact | PendingArtifact:
+    def _begin_here(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
         found = self._at_hand(wanted, lambda fetched: self._loaded(fetched, wanted))
         if found is not None:
             return self._used(found, wanted.key)
-        submitted = self._submit(wanted) if untuned is None else self._submit_if_cached(wanted)
-        if submitted is not None and submitted.hit:
+        submitted = self._submit(wanted)
+        if submitted.hit:
             return self._used(self._loaded(self._answered(submitted, wanted), wanted), wanted.key)
         later = wanted.without_inputs()  # so that none are kept
-        before = None if untuned is None else self._begin_here(untuned)
-
-        def receive() -> FetchedArtifact:
-            accepted = submitted or self._submit_after(before, later)
-            return self._stored_libraries(self._answered(accepted, later, waits=False))
-
-        pending = PendingArtifact(receive, lambda fetched: self._load_later(fetched, later), before=before)
+        pending = PendingArtifact(
+            lambda: self._stored_libraries(self._answered(submitted, later, waits=False)),
+            lambda fetched: self._load_later(fetched, later),
+        )
         pending.start()
         return pending
 
-    def _submit_if_cached(self, wanted: ArtifactRequest) -> SubmittedCompile | None:
-        try:
-            return self._submit(wanted, cache_only=True)
-        except NotCached:
-            return None
-
-    def _submit_after(
-        self, before: LoadedArtifact | PendingArtifact | None, wanted: ArtifactRequest
-    ) -> SubmittedCompile:
-        """Ask for a search once the compile without one has ended: on the same worker it would wait for the search."""
-        if isinstance(before, Pending):
-            before.wait()
-        return self._submit(wanted)
-
     def _begin_for_job(
-        self, job: StoreAgreement, wanted: ArtifactRequest, untuned: ArtifactRequest | None
+        self, job: StoreAgreement, wanted: ArtifactRequest
     ) -> LoadedArtifact | PendingArtifact:
         """The same for all ranks: the artifact, if the rank that asks for all finds it without a compile; else one that
         is pending."""
-        before = first = None
-        if untuned is not None:
-            before, first = self._pending_for_job(job, untuned.without_inputs())
-        pending, common = self._pending_for_job(job, wanted.without_inputs(), before)
-        found = self._begun_for_job(pending, common)
-        if isinstance(found, Pending) and before is not None and first is not None:
-            found.before = self._begun_for_job(before, first)
-        return found
-
-    def _begun_for_job(
-        self, pending: PendingArtifact, common: CommonCall
-    ) -> LoadedArtifact | PendingArtifact:
+        pending, common = self._pending_for_job(job, wanted.without_inputs())
         pending.start()
         pause = _FIRST_LOOK_SECONDS
         try:
@@ -275,7 +230,7 @@ class ArtifactSource:
         return pending if later else pending.load()
 
     def _pending_for_job(
-        self, job: StoreAgreement, wanted: ArtifactRequest, before: PendingArtifact | None = None
+        self, job: StoreAgreement, wanted: ArtifactRequest
     ) -> tuple[PendingArtifact, CommonCall]:
         """An artifact that is to be started, and the call at which all ranks change to it."""
         common = job.common_call(wanted.key)
@@ -298,28 +253,20 @@ class ArtifactSource:
                 raise
 
         pending = PendingArtifact(
-            lambda: self._stored_libraries(self._receive_for_job(job, wanted, common, before)),
-            load_here,
-            is_due,
-            before,
+            lambda: self._stored_libraries(self._receive_for_job(job, wanted, common)), load_here, is_due
         )
         return pending, common
 
     def _receive_for_job(
-        self,
-        job: StoreAgreement,
-        wanted: ArtifactRequest,
-        common: CommonCall,
-        before: PendingArtifact | None,
+        self, job: StoreAgreement, wanted: ArtifactRequest, common: CommonCall
     ) -> FetchedArtifact:
         def obtain() -> FetchedArtifact:
             found = self._at_hand(wanted, lambda fetched: fetched)
             if found is None:
-                submitted = self._submit(wanted) if before is None else self._submit_if_cached(wanted)
-                if submitted is None or not submitted.hit:
+                submitted = self._submit(wanted)
+                if not submitted.hit:
                     with contextlib.suppress(JobUnreachable):  # `agree` meets it too
                         common.begin(eager=True)
-                submitted = submitted or self._submit_after(before, wanted)
                 found = self._answered(submitted, wanted, waits=False)
             return found
 
@@ -333,7 +280,6 @@ class ArtifactSource:
                 wanted,
                 obtain,
                 lambda decision, repeated: self._decided_on(job, wanted, decision, repeated),
-                compiles=1 if before is None else 2,
             )
         finally:
             self._received.discard(wanted.key)
@@ -389,12 +335,12 @@ class ArtifactSource:
             self._trust.refresh_if_stale(self.gateway.trust_document)
         return FetchedArtifact(stored, self._verified(stored, wanted), "disk_hit")
 
-    def _submit(self, wanted: ArtifactRequest, *, cache_only: bool = False) -> SubmittedCompile:
+    def _submit(self, wanted: ArtifactRequest) -> SubmittedCompile:
         """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""
         return self.gateway.submit(
             codec.compress(wanted.canonical),
             wanted.key,
-            cache_only=cache_only or self._settings.mode == "cache",
+            cache_only=self._settings.mode == "cache",
             deadline=self._settings.deadline,
         )
 
@@ -442,7 +388,7 @@ class ArtifactSource:
 
     # --- in a job ------------------------------------------------------------------------------------------
 
-    def _job_or_none(self) -> Agreement | None:
+    def _job_or_none(self) -> StoreAgreement | None:
         if self._left_job is not None:
             self._report.alone(self._left_job)
             return None
@@ -452,22 +398,13 @@ class ArtifactSource:
             self._leave_job(error)
             return None
 
-    def _job(self) -> Agreement | None:
+    def _job(self) -> StoreAgreement | None:
         """How this process agrees with the others of its job; None if it has none. Raises JobUnreachable."""
-        launch, named = self._launch, self._settings.job
         if os.getpid() != self._owner:
             return None
         if self._store_job is None:
             self._store_job = self._join()
-        if self._store_job is not None:
-            return self._store_job
-        if not self._settings.url or not (
-            named or (launch is not None and launch.named and launch.world_size > 1)
-        ):
-            return None
-        restart = launch.restart if launch is not None else 0
-        name = f"{named}/{restart}" if named else launch.run if launch is not None else ""
-        return GatewayAgreement(self.gateway, _digest(name))
+        return self._store_job
 
     def _join(self) -> StoreAgreement | None:
         """The job that shares a c10d store: the launcher's own, or the default process group's once there is one."""
@@ -488,13 +425,13 @@ class ArtifactSource:
         if store is None:
             return None
         run = launch.run if launch is not None else ""
-        prefix = f"torchrelay/{_digest(f'{self._settings.job}/{run}')[:16]}/"
+        prefix = f"torchrelay/{hashlib.sha256(run.encode()).hexdigest()[:16]}/"
         agreement = StoreAgreement(AgreementStore(store, prefix), size - 1)
         problem = why_nothing_loads(self._settings.cache_dir)
         agreement.machines.join(Machine(offered(), problem))
         return agreement
 
-    def _obtain_for_job(self, job: Agreement, wanted: ArtifactRequest) -> LoadedArtifact:
+    def _obtain_for_job(self, job: StoreAgreement, wanted: ArtifactRequest) -> LoadedArtifact:
         return self._agreed(
             job,
             wanted,
@@ -506,15 +443,13 @@ class ArtifactSource:
 
     def _agreed(
         self,
-        job: Agreement,
+        job: StoreAgreement,
         wanted: ArtifactRequest,
         obtain_here: Callable[[], A],
         take: Callable[[Decision, bool], A],
-        compiles: int = 1,
     ) -> A:
         """The artifact that the job decides on; this process obtains it if it is the first to need it, and else takes
-        it. take(decision, repeated): repeated, if this process has taken it before. compiles: how many the one that
-        obtains it waits for."""
+        it. take(decision, repeated): repeated, if this process has taken it before."""
         own: A | None = None
         failure: RelayError | None = None
 
@@ -530,7 +465,7 @@ class ArtifactSource:
 
         repeated = wanted.key in self._decided
         try:
-            seconds = compiles * self._settings.deadline
+            seconds = self._settings.deadline
             decision = self._decided.get(wanted.key) or job.agree(wanted.key, seconds, obtain)
         except JobUnreachable as error:
             self._leave_job(error)
@@ -552,7 +487,7 @@ class ArtifactSource:
             raise
 
     def _decided_on(
-        self, job: Agreement, wanted: ArtifactRequest, decision: Decision, repeated: bool
+        self, job: StoreAgreement, wanted: ArtifactRequest, decision: Decision, repeated: bool
     ) -> FetchedArtifact:
         """Exactly the artifact that was decided on, from disk, from the job or from the gateway."""
         stored = self.disk.get(wanted.key)
@@ -593,7 +528,3 @@ def _importing_loader() -> Iterator[None]:
             )
             pool.submit(load.preload)
         yield
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(b"torchrelay job v1\0" + text.encode()).hexdigest()

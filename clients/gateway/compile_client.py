@@ -178,12 +178,7 @@ class GatewayClient(HttpApi):
         path = f"/v1/artifacts/{key}"
         return self._connection.request("GET", path, clock, headers=headers, limit=limit).body
 
-    # --- jobs and scripts ----------------------------------------------------------------------------------
-
-    def decide(self, job: str, key: str, outcome: compiles.AgreedOutcome) -> compiles.AgreedOutcome:
-        """Store `outcome` as what the job `job` (64 hex digits) decided for `key`. Returns the decision that counts:
-        the first that was stored."""
-        return self._call("PUT", f"/v1/jobs/{job}/{key}", compiles.AgreedOutcome, outcome)
+    # --- scripts -------------------------------------------------------------------------------------------
 
     def used_by(self, script: str) -> compiles.ScriptArtifacts:
         """What a script (64 hex digits) used lately and the service still has, in order of use."""

@@ -42,11 +42,10 @@ from .start_trace import About, StartTrace
 _log = logging.getLogger(__name__)
 
 Outcome = Literal[
-    "hit", "disk_hit", "miss", "coalesced", "shared", "background", "untuned", "fallback", "eager", "raised"
+    "hit", "disk_hit", "miss", "coalesced", "shared", "background", "fallback", "eager", "raised"
 ]
-"""shared: another process of the job fetched it. background: it runs eagerly, or untuned, while the service compiles
-it. untuned: it stays so, because the search failed. eager: a fallback that Inductor could not compile here either.
-raised: the error went to the program, in mode `require`."""
+"""shared: another process of the job fetched it. background: it runs eagerly while the service compiles it. eager: a
+fallback that Inductor could not compile here either. raised: the error went to the program, in mode `require`."""
 Stage = Literal[
     "lookup", "digests", "guards", "install", "trace", "encode", "key", "wait", "fetch", "verify", "load"
 ]
@@ -70,20 +69,10 @@ class StaleProgramWarning(UserWarning):
     function, and what differs."""
 
 
-class UntunedRun(Struct, frozen=True, kw_only=True):
-    """The artifact without a search that a graph runs until the tuned one takes over, or ran. key, outcome: of that
-    artifact. seconds: from the request to its first call. calls: how often it ran; None while it runs."""
-
-    key: str
-    outcome: Outcome
-    seconds: float
-    calls: int | None = None
-
-
 class GraphRecord(Struct, frozen=True, kw_only=True):
     """One graph. key: 64 hex digits, '' if it has none. seconds: from the request to the callable. reason: the code of
-    the error that kept the graph from being served, or ''. eager_calls: how often it ran eagerly before another version
-    took over. untuned: that version, if it was not the one that was asked for."""
+    the error that kept the graph from being served, or ''. eager_calls: how often it ran eagerly before its artifact
+    took over."""
 
     key: str
     outcome: Outcome
@@ -91,7 +80,6 @@ class GraphRecord(Struct, frozen=True, kw_only=True):
     nodes: int
     reason: str = ""
     eager_calls: int = 0
-    untuned: UntunedRun | None = None
 
 
 class TracedFunction(Struct, frozen=True):
@@ -120,9 +108,8 @@ class Report(Struct, frozen=True, kw_only=True):
     same, to compare their programs with the trace. programs_stale: of these, the ones whose programs differed. traced:
     functions that were traced although programs are on, and why; the first 1000. checked: graphs whose first call was
     compared with eager; those that differed are among the fallbacks too. unchecked: those for which that was not
-    possible. background: run eagerly or untuned now, while the service compiles them. untuned: run now without the
-    search that was asked for, because it has not ended or has failed. fallbacks: not served, and compiled locally, by
-    error code. eager: how many of these run eagerly, because Inductor could not compile them here. refused: operators
+    possible. background: run eagerly now, while the service compiles them. fallbacks: not served, and compiled locally,
+    by error code. eager: these which run eagerly, because Inductor could not compile them here. refused: operators
     that cannot be sent. alone: graphs on which this process decided without the other processes of its job, by error
     code. autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures:
     exchanges of such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest
@@ -143,7 +130,6 @@ class Report(Struct, frozen=True, kw_only=True):
     checked: int
     unchecked: int
     background: int
-    untuned: int
     fallbacks: dict[str, int]
     eager: int
     refused: tuple[RefusedOperator, ...]
@@ -306,11 +292,10 @@ class RunReport:
             GraphRecord(key=error.key, outcome="raised", seconds=seconds, nodes=nodes, reason=error.code)
         )
 
-    def background(self, record: GraphRecord, before: GraphRecord | None = None) -> GraphRecord:
-        """Lists a graph that does not run yet what it was compiled for, in place of `before`, until `end_background` of
-        what this returns."""
+    def background(self, record: GraphRecord) -> GraphRecord:
+        """Lists a graph that runs eagerly until its artifact is there, until `end_background` of what this returns."""
         with self._lock:
-            self._background = [other for other in self._background if other is not before] + [record]
+            self._background = [*self._background, record]
         return record
 
     def end_background(self, record: GraphRecord, ended: GraphRecord) -> None:
@@ -438,8 +423,6 @@ class RunReport:
                 checked=self._checked,
                 unchecked=self._unchecked,
                 background=len(self._background),
-                untuned=self._outcomes["untuned"]
-                + sum(each.untuned is not None for each in self._background),
                 fallbacks=dict(self._fallbacks),
                 eager=self._eager,
                 refused=tuple(self._refused.values()),

@@ -69,13 +69,6 @@ class CompileStatus(Struct, frozen=True):
     history: list[CompileProgress] = []
 
 
-class AgreedOutcome(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a job's ranks agree on for a key: the SHA-256 of an artifact's file, or why there is none."""
-
-    digest: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
-    error: ErrorBody | None = None
-
-
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 

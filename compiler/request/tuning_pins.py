@@ -13,9 +13,6 @@ from ..tuning import records
 from . import cpu_isa as targets
 from . import schema
 
-_SEARCH_OPTIONS = ("max_autotune", "coordinate_descent")
-"""How names of options begin that say whether to measure, and what."""
-
 
 def pin(
     request: schema.GraphRequest, entries: Iterable[records.TuningEntry], *, strict: bool
@@ -36,18 +33,6 @@ def tunes(request: schema.GraphRequest) -> bool:
     options = dict(request.options)
     by_mode = request.mode.startswith("max-autotune")
     return bool(options.get("max_autotune", by_mode) or options.get("max_autotune_gemm", False))
-
-
-def without_search(request: schema.GraphRequest) -> schema.GraphRequest | None:
-    """The request that differs from `request` in that nothing is measured for it; None if nothing is anyway. It is not
-    for a graph that runs as a CUDA graph: of a mode nothing stays."""
-    options = dict(request.options)
-    by_descent = options.get("coordinate_descent_tuning") or options.get("max_autotune_pointwise")
-    if not tunes(request) and not (by_descent and request.target.kind == "cuda"):
-        return None
-    mode = "default" if request.mode.startswith("max-autotune") else request.mode
-    kept = [entry for entry in request.options if not entry[0].startswith(_SEARCH_OPTIONS)]
-    return msgspec.structs.replace(request, mode=mode, options=kept, tuning_lock=None)
 
 
 def fits(place: records.DeviceEnvironment, request: schema.GraphRequest) -> bool:

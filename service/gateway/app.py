@@ -27,7 +27,7 @@ from .http.json_routes import SCHEMA_REFERENCE
 from .parts import GatewayParts
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
-from .routes.graphs import artifacts, compile, prefetch, programs, progress, rank_agreement
+from .routes.graphs import artifacts, compile, prefetch, programs, progress
 from .routes.jobs import autotunes, training, tuning, tuning_database
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,6 @@ ROUTERS = tuple(
         autotunes,
         audit,
         cache,
-        rank_agreement,
         namespaces,
         prefetch,
         programs,

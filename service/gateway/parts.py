@@ -14,7 +14,6 @@ from ..base.async_tasks import Recent
 from ..base.counters import Counters
 from ..cache.admin import CacheAdmin
 from ..cache.misses import Misses
-from ..cache.rank_agreement import RankVerdicts
 from ..cache.script_history import ScriptHistory
 from ..compile.compile_queue import CompileQueue, QueuedRequests
 from ..compile.followers import Followers
@@ -43,7 +42,6 @@ class GatewayTenant(TenantParts):
         self.cache_admin = CacheAdmin(redis, self.keys, scripts, self.blobs, self.audit, self.components)
         self.misses = Misses(redis, self.keys, scripts, self.components, shared.budgets.work)
         self.script_history = ScriptHistory(redis, self.keys, scripts)
-        self.rank_verdicts = RankVerdicts(redis, self.keys, scripts)
         self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
         self.queue = CompileQueue(namespace, self.leases, queued)
         self.followers = Followers(self.events, shared.notifications, settings, self.queue.ask_again)

@@ -4,7 +4,7 @@ The first process that needs a key claims it in the store that the job's process
 artifact and posts the decision: the digest and the bytes, or the error. The others wait for the decision, so the
 gateway is asked once, and a gateway that dies between two ranks changes nothing. A leader never waits for a follower:
 ranks may compile different graphs in any order. A leader that dies or hangs stops its heartbeat, and a follower takes
-over; the first decision posted counts. If processes share a job's name but no store, the gateway stores the decision.
+over; the first decision posted counts.
 
 Nothing here is trusted: bytes from a job are verified by their signature like all others.
 """
@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -25,8 +25,7 @@ from msgspec import Struct
 from ....compiler import decoding
 from ....compiler.api import compiles
 from ....compiler.artifact.symbol_versions import CUDA
-from ....compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError, SpecializeInputs
-from ...gateway.compile_client import GatewayClient
+from ....compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError
 from ...gateway.deadline import Deadline
 from .machine import Machine, check_needs
 
@@ -60,22 +59,6 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     digest: str = ""
     error: compiles.ErrorBody | None = None
     posted: tuple[int, int] = (0, 0)
-
-
-class Agreement(Protocol):
-    """How the processes of one job agree."""
-
-    def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
-        """The job's decision; `obtain` is called at most once, by the leader. Raises JobUnreachable."""
-
-    def artifact(self, key: str, decision: Decision) -> bytes | None:
-        """The bytes decided on, if the job's store still has them. Raises JobUnreachable."""
-
-    def done(self, key: str, decision: Decision) -> None:
-        """This process, which did not lead, has the bytes. Raises JobUnreachable."""
-
-    def check_needs(self, needs: Mapping[str, str]) -> None:
-        """Raises CannotLoad if a process of the job, as far as is known, cannot load what `needs` this."""
 
 
 class AgreementStore:
@@ -225,6 +208,7 @@ class StoreAgreement:
         return CommonCall(self._store, f"{key}/calls/{self._begun[key]}")
 
     def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
+        """The job's decision; `obtain` is called at most once, by the leader. Raises JobUnreachable."""
         clock = Deadline(seconds)
         generation = 0
         while True:
@@ -239,6 +223,7 @@ class StoreAgreement:
             generation += 1
 
     def artifact(self, key: str, decision: Decision) -> bytes | None:
+        """The bytes decided on, if the job's store still has them. Raises JobUnreachable."""
         generation, count = decision.posted
         chunks = []
         for index in range(count):
@@ -250,10 +235,12 @@ class StoreAgreement:
         return data if count and hashlib.sha256(data).hexdigest() == decision.digest else None
 
     def done(self, key: str, decision: Decision) -> None:
+        """This process, which did not lead, has the bytes. Raises JobUnreachable."""
         if self._store.add(f"{key}/read", 1) == self._readers:
             self._drop(key, *decision.posted)
 
     def check_needs(self, needs: Mapping[str, str]) -> None:
+        """Raises CannotLoad if a process of the job, as far as is known, cannot load what `needs` this."""
         machines: list[Machine] = []
         with contextlib.suppress(JobUnreachable):  # the decision cannot be posted either
             machines = self.machines.known() if needs else []
@@ -349,38 +336,6 @@ class StoreAgreement:
 
     def _decide(self, key: str, decision: Decision) -> Decision:
         return _read(self._store.put_first(f"{key}/decision", msgspec.json.encode(decision)))
-
-
-class GatewayAgreement:
-    """A job whose processes share a name (hashed) but no store: each obtains, and the first to report decides."""
-
-    def __init__(self, gateway: GatewayClient, name: str) -> None:
-        self._gateway = gateway
-        self._name = name
-
-    def agree(self, key: str, seconds: float, obtain: ObtainArtifact) -> Decision:
-        try:
-            own = Decision(digest=hashlib.sha256(obtain()).hexdigest())
-        except SpecializeInputs:  # Dynamo traces again, and what comes of that is to be decided
-            raise
-        except RelayError as error:
-            own = refusal(error)
-        try:
-            agreed = self._gateway.decide(
-                self._name, key, compiles.AgreedOutcome(digest=own.digest, error=own.error)
-            )
-        except RelayError as error:
-            raise JobUnreachable(f"the gateway did not store the job's decision: {error.message}") from None
-        return Decision(digest=agreed.digest, error=agreed.error)
-
-    def artifact(self, key: str, decision: Decision) -> bytes | None:
-        return None
-
-    def done(self, key: str, decision: Decision) -> None:
-        return
-
-    def check_needs(self, needs: Mapping[str, str]) -> None:
-        return
 
 
 def refusal(error: RelayError) -> Decision:

@@ -29,7 +29,6 @@ _OUTCOMES = {
     "coalesced": "miss, joined a compile",
     "shared": "hit, through another rank",
     "background": "miss, ran eagerly to the end",
-    "untuned": "compiled without a search",
     "fallback": "compiled locally",
     "eager": "not compiled, runs eagerly",
     "raised": "error",
@@ -172,13 +171,7 @@ def _show_run(console: Console, run: LastRun) -> None:
 def _outcome(graph: GraphRecord) -> str:
     """What became of a graph, and what it ran as before that."""
     text = _OUTCOMES.get(graph.outcome, graph.outcome) + (f": {graph.reason}" if graph.reason else "")
-    if graph.outcome == "background" and graph.untuned is not None:
-        text = "miss, the search did not end before"
-    steps = [f"{graph.eager_calls:,} calls eagerly"] if graph.eager_calls else []
-    if graph.untuned is not None:
-        count = "" if graph.untuned.calls is None else f"{graph.untuned.calls:,} calls "
-        steps.append(f"{count}without a search from {graph.untuned.seconds:,.2f} s on")
-    return "; ".join([text, ", ".join(steps)] if steps else [text])
+    return f"{text}; {graph.eager_calls:,} calls eagerly" if graph.eager_calls else text
 
 
 def _lines(miss: KeyExplanation) -> list[str]:

@@ -143,8 +143,6 @@ class Keys:
         """Sorted set: digest of a graph by its latest miss, ms."""
         self.miss_prefix = f"{prefix}miss:"
         self.same_graph_prefix = f"{prefix}same_graph:"
-        self.jobs = f"{prefix}jobs"
-        """Sorted set: job by its last decision, ms."""
         self.scripts = f"{prefix}scripts"
         """Sorted set: script by its last run, ms."""
         self.tunings = f"{prefix}tunings"
@@ -161,7 +159,6 @@ class Keys:
         self.orphans = f"{prefix}orphans"
         """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
         self.train_orphans = f"{prefix}train_orphans"
-        self.job_prefix = f"{prefix}job:"
         self.script_prefix = f"{prefix}script:"
         self.index_prefix = f"{prefix}index:"
         self.blob_prefix = f"{prefix}blob:"
@@ -240,10 +237,6 @@ class Keys:
     def same_graph(self, graph: str) -> str:
         """Sorted set: cache keys of one graph by their miss, ms."""
         return self.same_graph_prefix + graph
-
-    def job(self, job: str) -> str:
-        """Hash: cache key to the job's verdict, JSON."""
-        return self.job_prefix + job
 
     def script(self, script: str) -> str:
         """Sorted set: cache keys that a script used, by when and in which order."""

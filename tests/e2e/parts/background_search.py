@@ -2,9 +2,8 @@
 one line of JSON out.
 
 SALT makes a graph of its own. It runs until nothing is left in the background, and three steps more. The backward of
-the first step waits until the untuned artifact has taken over, and that of one untuned step until the tuned one has.
-PLAIN: no search. LOCAL: each version is compared with what Inductor compiles here with the same options. LEAVES: ends
-once it runs untuned.
+the first step waits until the artifact has taken over. LOCAL: it is compared with what Inductor compiles here with the
+same options. LEAVES: ends after three steps.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SECONDS = 400
 """The longest that it runs; the tests expect it to end before."""
 COMPARED = 8
 """Steps of each version that are compared: the last, among them the one whose backward waited."""
-SEARCH = {} if "PLAIN" in WORDS else {"max_autotune": True}
+SEARCH = {"max_autotune": True}
 Loss = Callable[..., torch.Tensor]
 
 
@@ -50,17 +49,15 @@ def forward(loss: Loss, number: int) -> Step:
     torch.manual_seed(number)
     x, *weights = (torch.randn(size) for size in ((4, 48, 32), (4, 32, 64), (4, 64, 32)))
     found = loss(x, *(weight.requires_grad_() for weight in weights))
-    report = torchrelay.report()
-    version = "untuned" if report.untuned else "eager" if report.background else "tuned"
+    version = "eager" if torchrelay.report().background else "tuned"
     return Step(number, version, found, weights)
 
 
 def differences(steps: list[tuple[Step, list[float]]]) -> dict[str, float]:
     """By version, the largest relative difference from what it must compute."""
-    references: dict[str, Loss] = {"eager": products, "untuned": products, "tuned": products}
+    references: dict[str, Loss] = {"eager": products, "tuned": products}
     if "LOCAL" in WORDS:
         torch._dynamo.reset()
-        references["untuned"] = torch.compile(products, backend="inductor")
         references["tuned"] = torch.compile(products, backend="inductor", options=SEARCH)
     found: dict[str, float] = {}
     chosen = [each for name in references for each in [s for s in steps if s[0].version == name][-COMPARED:]]
@@ -80,11 +77,9 @@ def run(steps: list[tuple[Step, list[float]]]) -> None:
         steps.append((made, made.values()))
         time.sleep(0.02)
 
-    waiting = forward(loss, len(steps))
-    while report().background and not report().untuned and time.monotonic() < until:
-        step()
-    steps.append((waiting, waiting.values()))
     if "LEAVES" in WORDS:
+        for _ in range(3):
+            step()
         return
     waiting = forward(loss, len(steps))
     while report().background and time.monotonic() < until:

@@ -1,5 +1,4 @@
-"""torchrelay.background with a search against a whole service: eager, then an artifact without the search, then the
-tuned one."""
+"""torchrelay.background with a search against a whole service: eager, then the tuned artifact."""
 
 from __future__ import annotations
 
@@ -48,41 +47,36 @@ def test_each_version_computes_what_inductor_does_here_and_a_hit_is_tuned_from_t
     service: PrivateService, tmp_path: Path
 ) -> None:
     first = found(service, tmp_path / "a", 3.125, "LOCAL")
-    graph, untuned = first["graph"], first["graph"]["untuned"]
+    graph = first["graph"]
     assert (first["error"], first["told"], first["report"]["fallbacks"]) == ("", [], {})
-    assert (graph["outcome"], untuned["outcome"]) == ("miss", "miss")
-    assert graph["eager_calls"] > 0 and untuned["calls"] > 0
-    assert graph["key"] != untuned["key"] and 0 < untuned["seconds"] < graph["seconds"]
-    assert set(first["differences"]) == {"eager", "untuned", "tuned"}
-    assert (first["report"]["background"], first["report"]["untuned"], first["report"]["misses"]) == (0, 0, 1)
+    assert graph["outcome"] == "miss" and graph["eager_calls"] > 0
+    assert set(first["differences"]) == {"eager", "tuned"}
+    assert (first["report"]["background"], first["report"]["misses"]) == (0, 1)
     kept = programs(tmp_path)
     for outcome, started in (("hit", 0), ("disk_hit", 1)):
         again = found(service, tmp_path / "b", 3.125, **kept)
         assert (again["graph"]["outcome"], again["graph"]["key"]) == (outcome, graph["key"])
-        assert (again["graph"]["eager_calls"], again["graph"]["untuned"]) == (0, None)
+        assert again["graph"]["eager_calls"] == 0
         assert again["report"]["programs"] == started
 
 
 @pytest.mark.slow
-def test_a_search_that_fails_leaves_what_ran_without_it(service: PrivateService, tmp_path: Path) -> None:
-    """Before that, somebody has compiled the graph without a search: with that it begins."""
-    plain = found(service, tmp_path / "a", 3.25, "PLAIN")["graph"]
+def test_a_search_that_fails_is_compiled_here_and_mode_require_raises(
+    service: PrivateService, tmp_path: Path
+) -> None:
     (tmp_path / "team.lock").write_text("version = 1\n")
     lock = {"TORCHRELAY_TUNING_LOCK": str(tmp_path / "team.lock"), **programs(tmp_path)}
     refused = found(service, tmp_path / "b", 3.25, **lock)
     graph, report = refused["graph"], refused["report"]
-    assert (graph["outcome"], graph["reason"], graph["eager_calls"]) == ("untuned", "tuning_unknown", 0)
-    assert (graph["untuned"]["key"], graph["untuned"]["outcome"]) == (plain["key"], "hit")
-    assert (refused["error"], report["background"], report["untuned"], report["fallbacks"]) == ("", 0, 1, {})
-    (warning,) = refused["told"]
-    assert warning.startswith("torchrelay: a graph stays without its search: ")
+    assert (graph["outcome"], graph["reason"]) == ("fallback", "tuning_unknown")
+    assert (refused["error"], report["background"]) == ("", 0)
+    assert report["fallbacks"] == {"tuning_unknown": 1} and len(refused["told"]) == 1
 
     strict = found(service, tmp_path / "b", 3.25, **lock, TORCHRELAY_MODE="require")
     assert strict["error"].startswith("TuningUnknown: ") and strict["told"] == []
-    assert (strict["graph"]["outcome"], strict["graph"]["untuned"]["outcome"]) == ("raised", "disk_hit")
-    for told in (refused, strict):  # a graph that was still to change is in no program
-        assert told["report"]["programs"] == 0
-        assert {each["reason"] for each in told["report"]["traced"]} >= {"a graph that has no artifact"}
+    assert strict["graph"]["outcome"] == "raised"
+    assert [told["report"]["programs"] for told in (refused, strict)] == [0, 0]
+    assert {each["reason"] for each in report["traced"]} >= {"a graph that has no artifact"}
 
 
 def test_a_program_that_ends_before_the_search_ends_at_once_and_says_nothing(
@@ -93,11 +87,11 @@ def test_a_program_that_ends_before_the_search_ends_at_once_and_says_nothing(
     left = last_run(tmp_path)
     assert left is not None
     (graph,) = left.processes[0].graphs
-    assert graph.outcome == "background" and graph.untuned is not None and graph.untuned.calls is None
+    assert graph.outcome == "background"
 
 
 @pytest.mark.slow
 def test_in_mode_cache_nothing_is_compiled_for_later(service: PrivateService, tmp_path: Path) -> None:
     told = found(service, tmp_path, 3.5, TORCHRELAY_MODE="cache")
     assert told["report"]["fallbacks"] == {"not_cached": 1}
-    assert (told["graph"]["eager_calls"], told["graph"]["untuned"]) == (0, None)
+    assert told["graph"]["eager_calls"] == 0

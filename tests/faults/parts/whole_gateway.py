@@ -51,8 +51,6 @@ def everything(running: Running) -> None:
         winner = f"/v1/autotunes/triton/{'0' * 64}"
         assert http.put(winner, json={"key": "K", "data": "{}"}).status_code == 200
         assert http.get(winner).status_code == 200
-        verdict = {"digest": "ab" * 32}
-        assert http.put(f"/v1/jobs/{'0' * 64}/{first}", json=verdict).status_code == 200
         used = {"scripts": ["1" * 64], "keys": [first]}
         assert http.post("/v1/prefetch", json=used).status_code in (200, 204)
         assert http.get(f"/v1/prefetch/{'1' * 64}").status_code == 200

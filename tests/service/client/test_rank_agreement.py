@@ -123,18 +123,3 @@ def test_a_store_that_cannot_be_reached_is_as_no_job_and_is_told(
     assert (told.fallbacks, told.alone) == ({"bad_artifact": 1}, {"job_unreachable": 1})
     torch._dynamo.reset()
     assert run().alone == {"job_unreachable": 2}
-
-
-def test_processes_with_one_jobs_name_and_no_store_agree_through_the_gateway(
-    as_rank: Connect, gateway: Running
-) -> None:
-    as_rank(0, TORCHRELAY_JOB="night-17", TORCHRELAY_MODE="cache")
-    assert run().fallbacks == {"not_cached": 1}
-    as_rank(1, TORCHRELAY_JOB="night-17")
-    told = run()
-    assert (told.fallbacks, told.alone) == ({"not_cached": 1}, {})
-    as_rank(1, TORCHRELAY_JOB="night-18")
-    assert run().fallbacks == {"bad_artifact": 1}
-    as_rank(2, TORCHRELAY_JOB="night-18", TORCHRELAY_URL="http://127.0.0.1:1")
-    told = run()
-    assert (told.fallbacks, told.alone) == ({"gateway_unreachable": 1}, {"job_unreachable": 1})

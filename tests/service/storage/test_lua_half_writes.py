@@ -212,12 +212,6 @@ CACHE = [
         ],
     ),
     Call(
-        "agree",
-        [KEYS.job("j"), KEYS.jobs],
-        [KEY, "{}", HOUR, 10, 1, "j", KEYS.job_prefix],
-        [("ZADD", KEYS.jobs, 1000, "old"), ("HSET", KEYS.job("old"), KEY, "{}")],
-    ),
-    Call(
         "record_miss",
         [KEYS.miss(KEY), KEYS.misses, KEYS.graphs, KEYS.same_graph("g")],
         [KEY, "g", "components", HOUR, 1, 1, 1, KEYS.miss_prefix, KEYS.same_graph_prefix],

@@ -111,8 +111,6 @@ def test_a_limit_may_be_larger_than_any_number_that_is_added(redis_server: Redis
     limits = [large, "default", "default", large, float(large), "", large, 0]
     args = [KEY, "me", 1000, 60_000, KEYS.wake, 1000, "body", 0, "what", "queue", "compiles", *limits]
     assert call(redis_server, "acquire", KEYS.compile_keys(KEY), args)[0] == b"queued"
-    agreed = [KEY, "{}", 1000, large, large, "j", KEYS.job_prefix]
-    assert call(redis_server, "agree", [KEYS.job("j"), KEYS.jobs], agreed) == b"{}"
 
 
 @pytest.mark.parametrize("value", BAD)

@@ -20,7 +20,6 @@ from torchrelay.clients.reports.run_report import (
     RefusedOperator,
     RunReport,
     StaleProgramWarning,
-    UntunedRun,
     last_run,
 )
 from torchrelay.compiler.errors import (
@@ -83,23 +82,6 @@ def test_a_graph_that_runs_eagerly_is_listed_last_until_it_is_served() -> None:
     found = run.snapshot()
     assert (found.background, found.misses, found.graphs[1].eager_calls) == (1, 1, 7)
     assert found.graphs[2] is second
-
-
-def test_a_graph_that_runs_without_its_search_counts_until_the_tuned_one_takes_over() -> None:
-    run = RunReport()
-    listed = [
-        run.background(GraphRecord(key=digit * 64, outcome="background", seconds=0.0, nodes=3))
-        for digit in "ab"
-    ]
-    untuned = UntunedRun(key="c" * 64, outcome="hit", seconds=1.5)
-    listed = [run.background(replace(each, eager_calls=2, untuned=untuned), each) for each in listed]
-    found = run.snapshot()
-    assert (found.background, found.untuned, found.hits, len(found.graphs)) == (2, 2, 0, 2)
-    run.end_background(listed[0], replace(listed[0], outcome="miss", untuned=replace(untuned, calls=5)))
-    run.end_background(listed[1], replace(listed[1], outcome="untuned", reason="tuning_unknown"))
-    found = run.snapshot()
-    assert (found.background, found.untuned, found.misses, found.fallbacks) == (0, 1, 1, {})
-    assert [graph.untuned and graph.untuned.calls for graph in found.graphs] == [5, None]
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
@@ -295,7 +277,7 @@ def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert (found["hits"], found["misses"]) == (0, 1)
     (graph,) = found["graphs"]
-    assert (graph.pop("eager_calls"), graph.pop("untuned")) == (0, None)
+    assert graph.pop("eager_calls") == 0
     assert graph == {"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}
 
 
@@ -340,7 +322,7 @@ RANK = (
     "from torchrelay.clients.settings import LauncherInfo\n"
     "run, rank = process_report(), int(sys.argv[2])\n"
     "launch = LauncherInfo(rank=rank, local_rank=rank, world_size=2, run=sys.argv[3], restart=0, "
-    "named=True, store=None)\n"
+    "store=None)\n"
     "run.leave_at_exit(pathlib.Path(sys.argv[1]), launch)\n"
     "run.record('miss', key=f'{rank:064x}')\n"
 )

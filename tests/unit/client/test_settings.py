@@ -86,7 +86,6 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_PUBLIC_KEYS", f"{KEY}, {KEY}", "public_keys", (KEY, KEY)),
         ("TORCHRELAY_MODE", "require", "mode", "require"),
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
-        ("TORCHRELAY_JOB", "night-17", "job", "night-17"),
         ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
         ("TORCHRELAY_PROGRAMS", "1", "programs", "own"),
         ("TORCHRELAY_PROGRAMS_CHECK", "0", "programs_check", 0),
@@ -348,16 +347,15 @@ def test_a_rank_of_torchrun_knows_its_job_and_the_agents_store(monkeypatch: pyte
     for name, text in TORCHRUN.items():
         monkeypatch.setenv(name, text)
     first = load_launcher_info()
-    assert first is not None and first.named
+    assert first is not None
     assert (first.rank, first.local_rank, first.world_size) == (3, 1, 4)
     assert first.store == ("127.0.0.1", 29500)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     again = load_launcher_info()
     assert again is not None and again.run != first.run
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     without = load_launcher_info()
-    assert without is not None and (without.store, without.named) == (None, False)
+    assert without is not None and without.store is None
     monkeypatch.setenv("WORLD_SIZE", "four")
     assert load_launcher_info() is None
 

@@ -1,4 +1,4 @@
-"""A graph that runs eagerly first: when its compiled versions take over, and when not."""
+"""A graph that runs eagerly first: when its compiled version takes over, and when not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torchrelay
 from forked import child_finds
 from torch.utils.checkpoint import checkpoint
-from torchrelay.clients.artifacts.takeover import ChangingGraph, Pending, Takeover
+from torchrelay.clients.artifacts.takeover import ChangingGraph, Pending
 
 
 class _Recorded(torch.autograd.Function):
@@ -30,15 +30,14 @@ class _Recorded(torch.autograd.Function):
 
 
 class Forms:
-    """The forms of a graph, which write down when they run. A later one is due once it is in `answered`."""
+    """The forms of a graph, which write down when they run. The compiled one is due once it is in `answered`."""
 
-    def __init__(self, *errors: Exception, later: tuple[str, ...] = ("compiled",)) -> None:
+    def __init__(self, *errors: Exception) -> None:
         self.written: list[str] = []
         self.taken: list[tuple[int, int]] = []
         self.answered: set[str] = set()
-        self.refused: set[str] = set()
         self.errors = list(errors)
-        self.graph = ChangingGraph(self.form("eager"), [self.takeover(name) for name in later])
+        self.graph = ChangingGraph(self.form("eager"), lambda _: "compiled" in self.answered, self.take)
 
     def form(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         def run(x: torch.Tensor) -> torch.Tensor:
@@ -48,14 +47,11 @@ class Forms:
 
         return run
 
-    def takeover(self, name: str) -> Takeover:
-        def take(calls: int, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
-            self.taken.append((calls, len(inputs)))
-            if self.errors:
-                raise self.errors.pop(0)
-            return None if name in self.refused else self.form(name)
-
-        return Takeover(lambda _: name in self.answered, take)
+    def take(self, calls: int, inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        self.taken.append((calls, len(inputs)))
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.form("compiled")
 
     def call(self, x: torch.Tensor | None = None) -> torch.Tensor:
         found: torch.Tensor = self.graph.call(torch.ones(2, requires_grad=True) if x is None else x)
@@ -120,69 +116,11 @@ def test_a_call_is_eager_while_it_is_said_to_be() -> None:
         asked.append(call)
         return call >= 2
 
-    graph = ChangingGraph(forms.form("eager"), [forms.takeover("compiled")._replace(is_due=is_due)])
+    graph = ChangingGraph(forms.form("eager"), is_due, forms.take)
     for _ in range(5):
         graph.call(torch.ones(2))
     assert forms.written == ["eager"] * 2 + ["compiled"] * 3
     assert asked == [0, 1, 2]
-
-
-def test_a_better_version_takes_over_from_the_first_one() -> None:
-    forms = Forms(later=("untuned", "tuned"))
-    forms.call()
-    forms.answered.add("untuned")
-    pending = [forms.call(), forms.call()]
-    forms.answered.add("tuned")
-    pending.append(forms.call())
-    for found in pending:
-        found.sum().backward()
-    assert forms.written[:4] == ["eager", "untuned", "untuned", "tuned"]
-    assert forms.written[4:] == ["untuned backward", "untuned backward", "tuned backward"]
-    assert [calls for calls, _ in forms.taken] == [1, 3]
-
-
-def test_a_version_that_a_better_one_overtakes_is_never_taken() -> None:
-    forms = Forms(later=("untuned", "tuned"))
-    forms.call()
-    forms.answered |= {"untuned", "tuned"}
-    forms.call()
-    forms.call()
-    assert forms.written == ["eager", "tuned", "tuned"] and len(forms.taken) == 1
-
-
-@pytest.mark.parametrize(
-    ("refused", "runs"),
-    [
-        ({"tuned"}, ["eager", "untuned", "untuned"]),
-        ({"untuned"}, ["eager", "eager", "tuned"]),
-        ({"untuned", "tuned"}, ["eager"] * 3),
-    ],
-)
-def test_where_a_version_cannot_be_had_the_one_before_goes_on(refused: set[str], runs: list[str]) -> None:
-    forms = Forms(later=("untuned", "tuned"))
-    forms.refused = refused
-    for answer in ("", "untuned", "tuned"):
-        forms.answered.add(answer)
-        forms.call()
-    assert forms.written == runs
-    forms.call()
-    assert len(forms.taken) == 2  # each is asked for once
-
-
-def test_a_version_whose_forward_a_checkpoint_runs_again_stays() -> None:
-    forms = Forms(later=("untuned", "tuned"))
-    forms.answered.add("untuned")
-    found = checkpoint(forms.call, torch.ones(2, requires_grad=True), use_reentrant=False)
-    assert forms.written == ["eager"]
-    found.sum().backward()
-    forms = Forms(later=("untuned", "tuned"))
-    forms.answered.add("untuned")
-    forms.call()
-    found = checkpoint(forms.call, torch.ones(2, requires_grad=True), use_reentrant=False)
-    forms.answered.add("tuned")
-    found.sum().backward()
-    forms.call()
-    assert "tuned" not in forms.written
 
 
 def artifact() -> Any:
@@ -235,21 +173,14 @@ def test_a_forked_child_has_no_thread_that_receives_and_stays_eager() -> None:
     go.set()
 
 
-def test_where_no_thread_can_start_it_is_received_at_once_after_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_thread_can_start_it_is_received_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    received: list[str] = []
-    before = Pending(lambda: received.append("untuned") or artifact(), artifact)
-    pending = Pending(
-        lambda: before.wait() or received.append("tuned") or artifact(), artifact, before=before
-    )
+    pending = Pending(artifact, artifact)
     pending.start()
-    before.start()
-    assert pending.ready and received == ["untuned", "tuned"]
+    assert pending.ready
 
 
 @pytest.mark.parametrize("value", ["yes", 1, []])

@@ -31,7 +31,7 @@ IDENTITY = (
 )
 """What a key, a digest or a signature is made of; and all of a program's records."""
 ASKED = {
-    *("TokenRequest", "QuotaChange", "RotateRequest", "Rotation", "Revocation", "SignQuery", "AgreedOutcome"),
+    *("TokenRequest", "QuotaChange", "RotateRequest", "Rotation", "Revocation", "SignQuery"),
     *("TrainRequest", "TrainSpec", "ProfileSpec", "SearchJobSpec", "TuningTask", "KernelSpec"),
     *("TuneRequest", "TuneOptions", "TuneBudget", "OperatorTuneItem", "GraphTuneItem", "KernelTuneItem"),
     *("TuningsRequest", "EntryLookup", "SearchRequest", "TaskRequest"),

@@ -16,7 +16,7 @@ from torchrelay.clients.jobfiles import tuning_lock
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.compiler.errors import TuningLockError
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
-from torchrelay.compiler.request import codec, cpu_isa, key, schema, tuning_pins, validate
+from torchrelay.compiler.request import codec, cpu_isa, key, schema, validate
 from torchrelay.compiler.tuning import records
 
 MATRIX = records.Operand("float32", (4, 4), (4, 1))
@@ -94,41 +94,6 @@ def test_another_graph_stays_as_it_is_and_the_file_is_not_read(
 ) -> None:
     missing = LockedTunings(tmp_path / "none", strict=True)
     assert captured(missing, mode, **options) == captured(None, mode, **options)
-
-
-@pytest.mark.parametrize(
-    ("mode", "options", "kept"),
-    [
-        ("max-autotune", {}, {}),
-        ("max-autotune-no-cudagraphs", {"epilogue_fusion": False}, {"epilogue_fusion": False}),
-        ("default", {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}, {}),
-        ("default", {"max_autotune_gemm": True, "coordinate_descent_tuning": True}, {}),
-    ],
-)
-def test_without_a_search_a_request_is_the_one_of_somebody_who_asks_for_none(
-    mode: Mode, options: dict[str, Any], kept: dict[str, Any], file: Path
-) -> None:
-    request = captured(LockedTunings(file, strict=True), mode, **options)
-    assert tuning_pins.without_search(request) == captured(None, "default", **kept)
-
-
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [
-        ("default", {}),
-        ("reduce-overhead", {"epilogue_fusion": False}),
-        ("max-autotune", {"max_autotune": False}),
-        ("default", {"coordinate_descent_tuning": True}),
-    ],
-)
-def test_a_request_that_asks_for_no_search_has_none_to_leave_out(mode: Mode, options: dict[str, Any]) -> None:
-    assert tuning_pins.without_search(captured(None, mode, **options)) is None
-
-
-def test_on_a_gpu_other_searches_are_left_out_too() -> None:
-    found = captured(None, "default", coordinate_descent_tuning=True)
-    request = replace(found, target=replace(found.target, kind="cuda"))
-    assert tuning_pins.without_search(request) == replace(request, options=[])
 
 
 def test_equal_locks_make_equal_keys_whatever_else_the_file_holds(file: Path, tmp_path: Path) -> None:
