@@ -36,11 +36,11 @@ from ..compiler.torch_internals.dynamo import backend_interface, tracing
 from ..compiler.torch_internals.dynamo.programs import frames, recording
 from ..compiler.torch_internals.inductor import compile_fx, config
 from .artifacts import load
-from .artifacts.prefetch import prefetch_with, start_early
+from .artifacts.background import ArtifactSource, ChangingGraph, PendingArtifact
+from .artifacts.prefetch import Prefetch, prefetch_with, start_early
 from .artifacts.programs.process_programs import ProcessPrograms
 from .artifacts.programs.store import ProgramStore
-from .artifacts.source import ArtifactRequest, ArtifactSource, LoadedArtifact, PendingArtifact
-from .artifacts.takeover import ChangingGraph, Pending
+from .artifacts.source import ArtifactRequest, LoadedArtifact
 from .capture.configuration import DYNAMO_OPTIONS, portable_mode, split_options
 from .capture.locked_tunings import LockedTunings
 from .capture.patch_compile import replace_inductor, restore_inductor
@@ -49,6 +49,7 @@ from .gateway.compile_client import GatewayClient
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
 from .settings import (
     ClientSettings,
+    LauncherInfo,
     check_platform,
     load_launcher_info,
     load_settings,
@@ -217,20 +218,17 @@ class RelayBackend:
     """What one process uses to reach the service: settings, connection, sources of artifacts, counters."""
 
     def __init__(
-        self, settings: ClientSettings, report: RunReport, gateway: GatewayClient | None = None
+        self,
+        settings: ClientSettings,
+        report: RunReport,
+        prefetch: Prefetch | None = None,
+        launch: LauncherInfo | None = None,
     ) -> None:
         self.settings = settings
         self.report = report
-        self._gateway = gateway or GatewayClient(settings)
+        self._gateway = GatewayClient(settings)
         self._lock = LockedTunings.of(settings)
-        launch = load_launcher_info()
-        self.source = ArtifactSource(settings, report, self._gateway, prefetch_with(settings), launch)
-        if settings.report is not None:
-            report.write_at_exit(settings.report)
-        if settings.trace is not None:
-            report.write_trace_at_exit(settings.trace)
-        if settings.state_dir is not None:
-            report.leave_at_exit(settings.state_dir, launch)
+        self.source = ArtifactSource(settings, report, self._gateway, prefetch, launch)
 
     def compile(
         self,
@@ -275,7 +273,7 @@ class RelayBackend:
             if backend_interface.symbols_to_specialize(error) is not None:
                 raise
             raise _unexpected(error) from error
-        if isinstance(found, Pending):
+        if isinstance(found, PendingArtifact):
             bound = prepared.without_inputs()
 
             def compile_locally(inputs: Sequence[Any], fallback: GraphRecord) -> Callable[..., Any]:
@@ -400,8 +398,17 @@ class _BackgroundGraph:
 
 @functools.cache
 def process_backend() -> RelayBackend:
-    """This process's back end, made at the first graph from the settings as they are then. Raises SettingsError."""
-    return RelayBackend(load_settings(), process_report())
+    """This process's back end, made at the first graph from the settings as they are then; what it leaves at exit, and
+    the prefetch, begin with it. Raises SettingsError."""
+    settings, report, launch = load_settings(), process_report(), load_launcher_info()
+    backend = RelayBackend(settings, report, prefetch_with(settings), launch)
+    if settings.report is not None:
+        report.write_at_exit(settings.report)
+    if settings.trace is not None:
+        report.write_trace_at_exit(settings.trace)
+    if settings.state_dir is not None:
+        report.leave_at_exit(settings.state_dir, launch)
+    return backend
 
 
 def compile(

@@ -1,8 +1,7 @@
 """Stage 10: a signed artifact in; a callable, forward and backward, out.
 
-The order matters: statement and signature, key, digests, toolchain, target, needs; then, and only then, is anything in
-the artifact unpickled, imported or mapped. What is loaded lies in a new folder that no other user can write to
-(shared_libraries.py); no compiler is called.
+Only once it is verified (verification.py) is anything in the artifact unpickled, imported or mapped. What is loaded
+lies in a new folder that no other user can write to (shared_libraries.py); no compiler is called.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ...compiler.artifact import container
-from ...compiler.artifact.signing import Trust
-from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer, ToolchainMismatch
+from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer
 from ...compiler.process.fork_safe_lock import ForkSafeLock
-from ...compiler.request import schema, size_expr
+from ...compiler.request import size_expr
 from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
 from ..capture.request import CapturedGraph
-from .ranks import machine
 from .shared_libraries import cpp_libraries, loading_folder, triton_modules
 
 
@@ -68,24 +65,6 @@ def preload() -> None:
     """Import what loading needs, whether or not there will be something to load."""
     with collector.paused():
         loading_preload.preload_loader()
-
-
-def verify(data: bytes, trust: Trust, *, key: str, request: schema.GraphRequest) -> container.Artifact:
-    """Open an artifact that answers `request`. Raises SignatureError, ArtifactError, ToolchainMismatch, CannotLoad."""
-    opened = container.verify(data, trust, key=key)
-    check_fit(opened, request)
-    return opened
-
-
-def check_fit(opened: container.Artifact, request: schema.GraphRequest) -> None:
-    """Whether a verified artifact was built for this process and this machine. Raises ToolchainMismatch, CannotLoad."""
-    if opened.manifest.toolchain != request.toolchain:
-        raise ToolchainMismatch(
-            f"artifact is for {opened.manifest.toolchain}, this process is {request.toolchain}"
-        )
-    if opened.manifest.target != request.target:
-        raise ToolchainMismatch(f"artifact is for {opened.manifest.target}, this process is {request.target}")
-    machine.check_needs(opened.manifest.needs, machine.offered(), "this machine")
 
 
 def load(

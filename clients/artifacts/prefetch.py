@@ -5,6 +5,11 @@ stores it on disk with its libraries, and afterwards reports to the gateway what
 nor anything that imports torch: the main thread may be importing those meanwhile, and Python answers two threads that
 import a cycle of modules from two ends with a half-made module.
 
+A script has two names. The exact one covers the script's name, its code, and the names of the options that it was
+started with (their values are paths, numbers and secrets, and change from run to run). The loose one has the name of
+the script's folder in place of the code, so that an edited script still finds what it used before. Only digests are
+sent.
+
 A failure here is counted in the report and has no other effect: each graph then fetches for itself.
 """
 
@@ -13,26 +18,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import hashlib
 import itertools
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..settings import ClientSettings, load_launcher_info, load_settings
-from .script_id import script_names
 
 if TYPE_CHECKING:
-    from ...compiler.artifact.container import Artifact
     from ...compiler.artifact.signing import Trust
     from ..gateway.compile_client import GatewayClient
     from .disk_cache import DiskCache
+    from .verification import VerifiedArtifact
 
 _MOST_ARTIFACTS = 128
 _MOST_BYTES = 128 << 20
@@ -48,14 +53,6 @@ _FORK_SECONDS = 5.0
 _BATCH = 256
 
 
-class PrefetchedArtifact(Struct, frozen=True):
-    """A verified artifact. `fetched`: now, from the gateway; else it was on this machine's disk."""
-
-    data: bytes
-    opened: Artifact
-    fetched: bool
-
-
 class Prefetch:
     """The prefetch of one process, and its record of what the script used."""
 
@@ -65,7 +62,7 @@ class Prefetch:
         self._fetches = fetches
         self._owner = os.getpid()
         self._changed = threading.Condition()
-        self._begun: dict[str, Future[PrefetchedArtifact | None]] = {}
+        self._begun: dict[str, Future[VerifiedArtifact | None]] = {}
         """Fetches in progress or finished, by key, until a graph takes them; None after a failure."""
         self._asked: set[str] = set()
         self._used: set[str] = set()
@@ -84,7 +81,7 @@ class Prefetch:
         # A child forked while this thread imports would find the locks of modules held for ever.
         os.register_at_fork(before=lambda: self._is_owner() and self._imported.wait(_FORK_SECONDS))
 
-    def take(self, key: str) -> PrefetchedArtifact | None:
+    def take(self, key: str) -> VerifiedArtifact | None:
         """The artifact, if it was prefetched. It is returned once. Waits for one that is being fetched, but not longer
         than for a gateway that says nothing: the caller's own request may be answered faster."""
         if not self._is_owner():
@@ -155,7 +152,7 @@ class Prefetch:
                 break
             chosen.append(entry.key)
         for key in chosen:
-            fetch: Future[PrefetchedArtifact | None] = Future()
+            fetch: Future[VerifiedArtifact | None] = Future()
             with self._changed:
                 if self._closing or key in self._asked:
                     continue
@@ -168,9 +165,10 @@ class Prefetch:
             finally:
                 fetch.set_result(artifact)
 
-    def _fetch(self, gateway: GatewayClient, key: str, trust: Trust, disk: DiskCache) -> PrefetchedArtifact:
+    def _fetch(self, gateway: GatewayClient, key: str, trust: Trust, disk: DiskCache) -> VerifiedArtifact:
         from ...compiler.artifact import container
         from .shared_libraries import store_libraries
+        from .verification import VerifiedArtifact
 
         data = disk.get(key)
         fetched = data is None
@@ -180,7 +178,7 @@ class Prefetch:
         if fetched:
             disk.put(key, data)
         store_libraries(opened, self._settings.cache_dir)
-        return PrefetchedArtifact(data, opened, fetched)
+        return VerifiedArtifact(data, opened, "hit" if fetched else "disk_hit", early=fetched)
 
     def _report_used(self, gateway: GatewayClient) -> None:
         """Report what is used, a while after its first use and at the end, until the process ends."""
@@ -257,3 +255,49 @@ def _is_helper() -> bool:
     """Whether multiprocessing started this process for another one, as DataLoader does."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
+
+
+# --- the script's names ---------------------------------------------------------------------------------
+
+_CODE_BYTES = 4 << 20
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z_.-]*")
+_OURS = __name__.partition(".")[0]
+_NOT_SCRIPTS = frozenset({"torchrelay", "ipykernel_launcher.py", "default_worker.py"})
+"""Our own command; Jupyter's kernel; Ray's worker process, whose program comes later."""
+
+
+def script_names() -> tuple[str, ...]:
+    """64 hex digits each, the most exact first; none for a program that will not be recognized again."""
+    return _names(sys.argv, sys.orig_argv, sys.modules.get("__main__"))
+
+
+def _names(argv: Sequence[str], original: Sequence[str], main: Any) -> tuple[str, ...]:
+    started, shape = (argv[0] if argv else ""), _shape(argv[1:])
+    if started == "-c":
+        return (_digest("command", original[-len(argv)], *shape),) if len(original) > len(argv) else ()
+    if started in ("", "-m"):  # no script, or a module that is not found yet
+        return ()
+    module = getattr(getattr(main, "__spec__", None), "name", None) or ""
+    path = Path(getattr(main, "__file__", None) or started)
+    if module.partition(".")[0] == _OURS or path.name in _NOT_SCRIPTS:
+        return ()
+    name = module or path.name
+    try:
+        with path.open("rb") as file:
+            code = hashlib.sha256(file.read(_CODE_BYTES)).hexdigest()
+    except OSError:
+        return ()
+    return _digest("script", name, code, *shape), _digest("edited", path.absolute().parent.name, name, *shape)
+
+
+def _shape(arguments: Iterable[str]) -> list[str]:
+    """Names of options, sorted; no values, no positional arguments, no digits (they may be a value: -j8)."""
+    return sorted({match[0] for text in arguments if (match := _OPTION.match(text))})
+
+
+def _digest(*parts: str) -> str:
+    made = hashlib.sha256(b"torchrelay script v1\0")
+    for part in parts:
+        data = part.encode(errors="surrogateescape")
+        made.update(len(data).to_bytes(8, "little") + data)
+    return made.hexdigest()

@@ -83,8 +83,14 @@ class SubmittedCompile:
         """Of the graph's requests and of all that they cause at the service: 32 hex digits."""
         self._arguments = (body, key, cache_only, clock, {TRACE_HEADER: trace.header})
         self._start = time.monotonic()
-        self._answer = client._submit(*self._arguments)
+        self._answer: HttpResponse
+        self._accepted = 0.0
+
+    def send(self) -> SubmittedCompile:
+        """Raises as `GatewayClient.compile` does."""
+        self._answer = self._client._submit(*self._arguments)
         self._accepted = time.monotonic()
+        return self
 
     @property
     def hit(self) -> bool:
@@ -102,8 +108,7 @@ class SubmittedCompile:
         lost: NotFound | None = None
         for attempt in range(_SUBMISSIONS):
             if attempt:
-                self._answer = self._client._submit(*self._arguments)
-                self._accepted = time.monotonic()
+                self.send()
             data, waited = self._answer.body, 0.0
             if not self.hit:
                 try:
@@ -145,7 +150,7 @@ class GatewayClient(HttpApi):
     def submit(self, body: bytes, key: str, *, cache_only: bool, deadline: float) -> SubmittedCompile:
         """The first half of `compile`, which waits for no compile. `deadline` is for both halves. Raises as `compile`
         does."""
-        return SubmittedCompile(self, body, key, cache_only=cache_only, clock=Deadline(deadline))
+        return SubmittedCompile(self, body, key, cache_only=cache_only, clock=Deadline(deadline)).send()
 
     def _submit(
         self, body: bytes, key: str, cache_only: bool, clock: Deadline, headers: Mapping[str, str]

@@ -373,7 +373,7 @@ _VERIFY = """
 import pathlib, sys
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torchrelay.clients.artifacts import load
+from torchrelay.clients.artifacts.verification import verify
 from torchrelay.compiler.request import codec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.artifact.signing import Trust
@@ -384,13 +384,13 @@ request = codec.unpack_request((folder / "request").read_bytes())
 files = {path: path.read_bytes() for path in sorted(folder.glob("*.art"))}
 seen = []
 FREE = {"os.listdir", "object.__getattr__", "sys._getframe", "time.sleep", "cpython.PyInterpreterState_New"}
-load.verify((folder / "good").read_bytes(), keys, key=name, request=request)
+verify((folder / "good").read_bytes(), keys, key=name, request=request)
 watching = [True]
 sys.addaudithook(lambda event, arguments: watching[0] and seen.append((event, str(arguments)[:200])))
 refused = 0
 for data in files.values():
     try:
-        load.verify(data, keys, key=name, request=request)
+        verify(data, keys, key=name, request=request)
     except RelayError:
         refused += 1
 watching[0] = False

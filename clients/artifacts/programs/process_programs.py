@@ -30,8 +30,9 @@ from ...capture.configuration import Options, read_configuration, split_options
 from ...capture.request import CapturedGraph
 from ...reports.run_report import process_report
 from ...settings import load_launcher_info
+from ..background import ArtifactSource
 from ..load import collector
-from ..source import ArtifactRequest, ArtifactSource
+from ..source import ArtifactRequest
 from .store import ProgramStore, digest
 from .team_programs import TeamPrograms
 
@@ -65,7 +66,7 @@ class ProcessPrograms:
         if not self._shares:
             return None
         source = self._source()
-        return TeamPrograms(source.gateway, source.disk, source.signed)
+        return TeamPrograms(source.gateway, source.disk, source.verifier.signed)
 
     @functools.cached_property
     def _checks(self) -> bool:

@@ -27,7 +27,7 @@ from ....compiler.api import compiles
 from ....compiler.artifact.symbol_versions import CUDA
 from ....compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError
 from ...gateway.deadline import Deadline
-from .machine import Machine, check_needs
+from ..verification import Machine, check_needs
 
 _HEARTBEAT_SECONDS = 1.0
 _LOST_SECONDS = 15.0

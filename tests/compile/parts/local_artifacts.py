@@ -20,6 +20,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torchrelay.clients.artifacts import load
 from torchrelay.clients.artifacts.source import ArtifactRequest
+from torchrelay.clients.artifacts.verification import verify
 from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust
@@ -106,7 +107,7 @@ class LocalBackend:
             self._compiled[wanted.key] = container.sign(
                 unsigned, self._signer, key=wanted.key, namespace="", epoch=0, signed_at=0
             )
-        opened = load.verify(self._compiled[wanted.key], self._trust, key=wanted.key, request=request)
+        opened = verify(self._compiled[wanted.key], self._trust, key=wanted.key, request=request)
         return load.load(opened, wanted.captured, wanted.inputs, self._folder / "cache")
 
 

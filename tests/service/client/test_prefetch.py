@@ -125,7 +125,7 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     one, two = service.keys
     wait_until(lambda: two in prefetch._begun and prefetch._begun[two].done(), seconds=20)
     found = prefetch.take(one)
-    assert found is not None and found.fetched and found.opened.manifest.key == one
+    assert found is not None and found.early and found.opened.manifest.key == one
     assert found.data == (tmp_path / "artifacts" / one[:2] / one).read_bytes()
     library = loading_folder(tmp_path) / f"{hashlib.sha256(LIBRARY).hexdigest()}.so"
     assert library.read_bytes() == LIBRARY
@@ -136,7 +136,7 @@ def test_artifacts_are_there_verified_on_disk_and_unpacked_before_their_graphs(
     again.start()
     wait_until(lambda: two in again._begun and again._begun[two].done(), seconds=20)
     kept = again.take(two)
-    assert kept is not None and not kept.fetched
+    assert kept is not None and not kept.early
     assert service.fetches() - service.before == 2
 
 

@@ -112,9 +112,9 @@ def test_another_start_of_the_job_decides_anew(launched: Connect, gateway: Runni
 def test_a_store_that_cannot_be_reached_is_as_no_job_and_is_told(
     as_rank: Connect, gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchrelay.clients.artifacts import source
+    from torchrelay.clients.artifacts.ranks import job_source
 
-    monkeypatch.setattr(source, "_STORE_SECONDS", 0.5)
+    monkeypatch.setattr(job_source, "_STORE_SECONDS", 0.5)
     launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, text in launch.items():
         monkeypatch.setenv(name, text)

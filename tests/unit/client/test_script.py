@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TELL = (
-    "import json; from torchrelay.clients.artifacts.script_id import script_names; "
+    "import json; from torchrelay.clients.artifacts.prefetch import script_names; "
     "print(json.dumps(script_names()))\n"
 )
 

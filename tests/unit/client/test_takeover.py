@@ -12,7 +12,7 @@ import torch
 import torchrelay
 from forked import child_finds
 from torch.utils.checkpoint import checkpoint
-from torchrelay.clients.artifacts.takeover import ChangingGraph, Pending
+from torchrelay.clients.artifacts.background import ChangingGraph, PendingArtifact
 
 
 class _Recorded(torch.autograd.Function):
@@ -141,7 +141,7 @@ def test_a_thread_receives_and_the_program_loads() -> None:
         threads.append(threading.current_thread())
         return loaded
 
-    pending = Pending(receive, load)
+    pending = PendingArtifact(receive, load)
     pending.start()
     assert not pending.is_due(0) and not pending.ready
     go.set()
@@ -154,7 +154,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_load() -> None:
     def receive() -> Any:
         raise ValueError("in the thread")
 
-    pending = Pending(receive, artifact)
+    pending = PendingArtifact(receive, artifact)
     pending.start()
     with pytest.raises(ValueError, match="in the thread"):
         pending.load()
@@ -162,7 +162,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_by_load() -> None:
 
 def test_a_forked_child_has_no_thread_that_receives_and_stays_eager() -> None:
     go = threading.Event()
-    pending = Pending(lambda: go.wait(60) and artifact(), artifact)
+    pending = PendingArtifact(lambda: go.wait(60) and artifact(), artifact)
     pending.start()
 
     def stays_eager() -> bool:
@@ -178,7 +178,7 @@ def test_where_no_thread_can_start_it_is_received_at_once(monkeypatch: pytest.Mo
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    pending = Pending(artifact, artifact)
+    pending = PendingArtifact(artifact, artifact)
     pending.start()
     assert pending.ready
 
