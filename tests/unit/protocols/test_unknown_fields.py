@@ -26,7 +26,8 @@ PLACES = (
     *("service", "workers.messages", "workers.settings", "workers.training.messages"),
 )
 IDENTITY = (
-    *(schema.WireStruct, schema._Arg, records.TuningRecord, table.OperatorTable, table.ConfigOption),
+    *(schema.WireStruct, schema._Arg, records.TuningRecord),
+    *(table.OperatorTable, table.ConfigOption, table._Section),
     *(container.Envelope, container.Signature, signing.Statement, shared.ProgramUpload),
 )
 """What a key, a digest or a signature is made of; and all of a program's records."""
