@@ -6,6 +6,7 @@ stored, and KEYS of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from ...compiler.api import compiles
@@ -40,7 +41,7 @@ class ScriptHistory:
         async with self._redis.pipeline(transaction=False) as pipe:
             for key in prefetched:
                 pipe.hget(self._keys.index(key), "seconds")
-            found = [float(seconds) for seconds in await pipe.execute() if seconds is not None]
+            found = [_seconds_saved(seconds) for seconds in await pipe.execute() if seconds is not None]
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hincrby(self._keys.stats, "requests", len(found))
             pipe.hincrby(self._keys.stats, "hits", len(found))
@@ -67,3 +68,12 @@ class ScriptHistory:
                 and size.isdigit()  # a damaged entry is compiled again when it is asked for
             ]
         )
+
+
+def _seconds_saved(text: bytes) -> float:
+    """0 for what is damaged and cannot be added (prelude.lua's seconds_saved)."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
