@@ -38,7 +38,7 @@ def check_sums(server: RedisServer, names: list[str]) -> None:
         assert {name.decode() for name in redis.zrange(DEFAULT.saved, 0, -1)} == set(names)
         assert {name.decode(): int(n) for name, n in redis.hgetall(DEFAULT.saved_sizes).items()} == bodies
         assert int(redis.get(DEFAULT.saved_total)) == sum(bodies.values())
-        assert len(redis.keys("*kept*")) == len(names)
+        assert len(redis.keys("*:saved:*")) == len(names)
 
 
 def test_the_oldest_of_all_namespaces_make_room(redis_server: RedisServer) -> None:
