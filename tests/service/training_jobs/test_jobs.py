@@ -104,7 +104,7 @@ def test_the_jobs_token_expires_unless_a_gateway_runs_the_job(
 
     with start_gateway(pool).http() as http, redis_server.client() as redis:
         name = begun(http, capture=False)
-        wait_until(lambda: shown(http, name)["state"] == "starting", seconds=20)
+        wait_until(lambda: redis.hlen("torchrelay:tokens") == 1, seconds=20)
         field, record = token(redis)
         assert time.time() + 86400 < record["expires"] <= time.time() + 2 * 86400
         redis.hset("torchrelay:tokens", field, msgspec.json.encode({**record, "expires": 1}))
