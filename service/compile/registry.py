@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import structlog
 from msgspec import Struct
@@ -57,9 +59,13 @@ class DispatcherRegistry:
         self.expiry_seconds = expiry_seconds
         self._expiry_ms = int(expiry_seconds * 1000)
         self._recent: Recent[list[DispatcherInfo]] = Recent(_FRESH_SECONDS)
+        self._last: list[DispatcherInfo] = []
+        self._missing: dict[str, float] = {}
+        """Since when a dispatcher of the last answer has had no entry, on the monotonic clock."""
 
     async def dispatchers(self) -> list[DispatcherInfo]:
-        """Those that live. Raises RedisError."""
+        """Those that live. One whose entry is missing has half of `expiry_seconds` to write it again: Redis may have
+        lost its memory, or all machines but this have stood still. Raises RedisError."""
         return await self._recent.get(self._read)
 
     async def workers(self) -> list[WorkerInfo]:
@@ -86,7 +92,16 @@ class DispatcherRegistry:
     async def _read(self) -> list[DispatcherInfo]:
         names = [name.decode() for name in await self._redis.zrange(self._keys.dispatchers, 0, -1)]
         found = await self._redis.mget([self._keys.dispatcher(name) for name in names]) if names else []
-        return [info for data in found if data is not None and (info := _decoded(data)) is not None]
+        written = [info for data in found if data is not None and (info := _decoded(data)) is not None]
+        self._last = [*written, *self._late({info.id for info in written})]
+        return self._last
+
+    def _late(self, written: set[str]) -> list[DispatcherInfo]:
+        """Those of the last answer that may still write their entries again."""
+        now = time.monotonic()
+        gone = [info for info in self._last if info.id not in written]
+        self._missing = {info.id: self._missing.get(info.id, now) for info in gone}
+        return [info for info in gone if now - self._missing[info.id] < self.expiry_seconds / 2]
 
 
 def _decoded(data: bytes) -> DispatcherInfo | None:

@@ -102,6 +102,26 @@ def test_a_compile_waits_for_the_dispatcher_that_has_its_workers(start_gateway: 
         assert (stage, told["error"]["code"]) == ("failed", "no_worker")
 
 
+def test_a_compile_waits_for_a_dispatcher_whose_entry_was_lost(
+    start_gateway: StartGateway, redis_server: RedisServer
+) -> None:
+    wrong, right = busy_pool(), busy_pool()
+    wrong.idle, wrong.toolchain = None, OTHER_TOOLCHAIN
+    wrong.errors = [NoWorker("none for this toolchain")]
+    one, _ = start_gateway(wrong), start_gateway(right)
+    with one.http() as http, redis_server.client() as redis:
+        wait_until(lambda: len(http.get("/v1/workers").json()) == 2, seconds=30)
+        stream = follow(http, post(http, graph()).json()["key"])
+        next(stream)
+        for _ in range(3):
+            time.sleep(0.5)  # what was read last is not fresh any more
+            redis.delete(*redis.keys("torchrelay:dispatcher*"))
+            wrong.changed()
+        right.idle = 1
+        assert [stage for _, stage, _ in stream][-1] == "done"
+        assert (len(wrong.calls), len(right.calls)) == (0, 1)
+
+
 class LosingPool(ArtifactPool):
     """Its only worker goes during the first compile, and no other comes."""
 
