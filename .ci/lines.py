@@ -1,5 +1,5 @@
 """Prints the lines of each package and of the tests, and fails above the limits in pyproject.toml,
-[tool.torchrelay.lines].
+[tool.torchrelay.lines], and where a file or a folder of a package is too large to find one's way in.
 
 Every text file in git counts, but for the operator table, which is generated. A folder counts with its subfolders.
 """
@@ -31,20 +31,24 @@ def main() -> int:
     limits = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchrelay"]["lines"]
     by_top: Counter[str] = Counter()
     by_folder: Counter[str] = Counter()
+    entries: dict[str, set[str]] = {}
+    problems = []
     for path in files():
         if path.parts[0] not in (*PACKAGES, "tests") or path.as_posix() == GENERATED:
             continue
         count = lines(path)
         by_top[path.parts[0]] += count
         if path.parts[0] in PACKAGES:
-            for folder in path.parents:
+            for folder, entry in zip(path.parents, (path, *path.parents), strict=False):
                 by_folder[folder.as_posix()] += count
+                entries.setdefault(folder.as_posix(), set()).add(entry.name)
+            if path.suffix == ".py" and count > limits["file"]:
+                problems.append(f"{path} has {count:,} lines, {limits['file']:,} is the limit")
     packages = sum(by_top[name] for name in PACKAGES)
     print(
         "  ".join(f"{name} {by_top[name]:,}" for name in PACKAGES),
         f" together {packages:,}  tests {by_top['tests']:,}",
     )
-    problems = []
     if packages > limits["packages"]:
         problems.append(f"the packages have {packages:,} lines, {limits['packages']:,} is the limit")
     if by_top["tests"] > limits["tests"]:
@@ -53,6 +57,9 @@ def main() -> int:
         allowed = limits["folders"].get(folder, limits["folder"])
         if folder not in (".", *PACKAGES) and count > allowed:
             problems.append(f"{folder} has {count:,} lines, {allowed:,} is the limit")
+        there = len(entries[folder] - {"__init__.py"})
+        if folder != "." and there > limits["entries"]:
+            problems.append(f"{folder} has {there} entries, {limits['entries']} is the limit")
     for problem in problems:
         print(f"{problem} (pyproject.toml, [tool.torchrelay.lines])", file=sys.stderr)
     return 1 if problems else 0

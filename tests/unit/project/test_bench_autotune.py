@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,30 +36,6 @@ def timing(candidate: str, milliseconds: float) -> Timing:
 def entry(size: int, winner: Timing) -> TuningEntry:
     problem = parse_problem(f"mm(f32[{size},4], f32[4,4]) -> f32[{size},4]")
     return TuningEntry(problem=problem, place=PLACE, winner=winner, candidates=2)
-
-
-def test_a_log_tells_when_each_problem_was_wanted_and_found(autotune: ModuleType) -> None:
-    from support import searches
-
-    def line(at: float, event: str, **named: object) -> str:
-        return json.dumps({"event": event, "timestamp": f"2026-01-01T00:00:{at:09.6f}Z", **named})
-
-    log = [
-        "INFO: another program's",
-        line(1.0, "searcher_ready", seconds=1.5, worker="w"),
-        line(2.0, "search_wanted", task="1", problem="mm"),
-        line(2.25, "search_wanted", task="2", problem="addmm"),
-        line(2.5, "search_given_out", task="1", worker="w"),
-        line(4.0, "search_begun", task="1", worker="w"),
-        line(5.5, "search_found", task="1"),
-        line(6.0, "compiled", key="k"),
-    ]
-    told = searches.timeline(log)
-    assert (told["searchers"], told["span"]) == ([1.5], 3.5)
-    assert told["timeline"] == [
-        {"problem": "mm", "worker": "w", "wanted": 0.0, "given": 0.5, "begun": 2.0, "found": 3.5},
-        {"problem": "addmm", "wanted": 0.25},
-    ]
 
 
 def test_winners_of_two_searches_are_equal_alike_or_apart(autotune: ModuleType) -> None:
@@ -104,68 +77,3 @@ def test_calls_are_timed_by_turns(autotune: ModuleType) -> None:
     rounds = [order[i : i + 2] for i in range(len(order) - 24, len(order), 2)]
     assert all(sorted(each) == ["long", "short"] for each in rounds)
     assert len({tuple(each) for each in rounds}) == 2, "the order changes from round to round"
-
-
-def test_products_are_as_many_and_as_different_as_promised(autotune: ModuleType) -> None:
-    from measured import products
-
-    every = products._products()
-    assert len({product.name for product in every}) == len(every) >= 40
-    assert {str(product.dtype) for product in every} == {
-        "torch.bfloat16",
-        "torch.float16",
-        "torch.float32",
-        "torch.float8_e4m3fn",
-    }
-    assert {product.source.split(" ")[0] for product in every} >= {"GPT-2", "Llama-7B", "ViT-L", "BERT-large"}
-    assert {product.op for product in every} == {"mm", "addmm", "bmm", "scaled"}
-
-
-def test_a_product_multiplies_what_its_name_says(autotune: ModuleType) -> None:
-    from measured import products
-
-    for layout in ("nn", "nt", "tn", "tt"):
-        product = products.Product("a", "bmm", 3, 5, 7, products.torch.float32, layout, 2)
-        a, b = product.inputs("cpu")
-        assert (tuple(a.shape), tuple(b.shape)) == ((2, 3, 5), (2, 5, 7))
-        assert [a.is_contiguous(), b.is_contiguous()] == [kept == "n" for kept in layout]
-        products.torch.testing.assert_close(product.call()(a, b), a @ b)
-
-
-def test_searches_run_side_by_side_on_gpus_of_their_own(
-    autotune: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from support import searches
-
-    monkeypatch.setattr(searches.torch.cuda, "device_count", lambda: 8)
-    barrier = threading.Barrier(4)
-    seen: list[list[int]] = []
-
-    def beside(gpus: Sequence[int]) -> None:
-        seen.append(list(gpus))
-        barrier.wait(30)
-
-    def last(gpus: Sequence[int]) -> None:
-        assert len(seen) == 4, "it needs all"
-        seen.append(list(gpus))
-
-    with ThreadPoolExecutor(5) as pool:
-        searches._side_by_side([(1, beside), (2, beside), (8, last), (4, beside), (1, beside)], pool)
-    assert sorted(seen[:4]) == [[0], [1, 2], [3, 4, 5, 6], [7]]
-    assert seen[4:] == [list(range(8))]
-
-
-def test_what_fails_beside_others_is_told_when_all_have_ended(
-    autotune: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from support import searches
-
-    monkeypatch.setattr(searches.torch.cuda, "device_count", lambda: 0)
-    ran: list[int] = []
-
-    def fails(gpus: Sequence[int]) -> None:
-        raise ValueError("no")
-
-    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="no"):
-        searches._side_by_side([(0, fails), (0, lambda gpus: ran.append(len(gpus)))], pool)
-    assert ran == [0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,49 +93,6 @@ def test_a_start_without_tracing_may_not_grow_with_the_layers(summary: ModuleTyp
         return [bar.passed for bar in summary.bars(records, [], models, "cpu") if bar.limit == 1.15]
 
     assert [growth(1.1), growth(1.2)] == [[True], [False]]
-
-
-def test_the_parts_of_a_first_step_add_up(summary: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(BENCHMARKS) / "measured"))
-    import train_once
-    from torchrelay.clients.reports.start_trace import Span
-
-    def span(kind: Any, name: str, began: float, ended: float, thread: int | None = None) -> Span:
-        return Span(kind, name, began, ended, thread or threading.get_ident(), {})
-
-    spans = [
-        span("import", "import inner", 0.5, 1.0),
-        span("import", "import outer", 0.0, 2.0),
-        span("function", "train.forward", 2.0, 7.0),
-        span("stage", "lookup", 2.5, 3.0),
-        span("stage", "guards", 3.0, 4.0),
-        span("graph", "graph 1", 4.0, 6.0),
-        span("stage", "load", 4.5, 6.0),
-        span("import", "import loader", 5.0, 5.5),
-        span("stage", "install", 6.0, 6.5),
-        span("function", "train.other", 7.0, 8.0),
-        span("stage", "trace", 7.25, 7.5),
-        span("import", "import elsewhere", 0.0, 9.0, thread=1),
-    ]
-    found = train_once.split(10.0, spans)
-    assert found == {"import": 2.5, "lookup": 0.5, "guards": 2.5, "trace": 1.0, "load": 1.5, "step": 2.0}
-    assert list(found) == list(summary.STAGES)
-
-
-def test_a_chosen_variant_brings_what_must_run_before_it(summary: ModuleType) -> None:
-    variants = sys.modules["support.variants"]
-    assert variants.with_prerequisites(["relay-disk", "eager"]) == [
-        "eager",
-        "relay-cold",
-        "relay-hit",
-        "relay-disk",
-    ]
-    repeated = [
-        name for name in variants.with_prerequisites(["relay-programs"]) if variants.VARIANTS[name].warm
-    ]
-    assert repeated == ["relay-hit", "relay-recording", "relay-programs"], (
-        "a hit is on another machine each time"
-    )
 
 
 @pytest.mark.usefixtures("summary")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "docker-compose.yml"
-SCHEMA = ROOT / "tests" / "data" / "compose-spec" / "compose-spec.json"
+SCHEMA = files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 
 
