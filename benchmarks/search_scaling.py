@@ -53,7 +53,6 @@ from torchrelay.service.base.async_tasks import TaskSupervisor
 from torchrelay.service.base.metrics import GatewayMetrics
 from torchrelay.service.compile.search.compile_queries import CompileQueries
 from torchrelay.service.compile.search.database import TuningDatabase
-from torchrelay.service.compile.search.queue import SearchQueue
 from torchrelay.service.compile.search.scheduler import SearchScheduler
 from torchrelay.service.compile.search.task import SearchTarget
 from torchrelay.service.storage.redis.keys import Keys
@@ -234,6 +233,8 @@ class PlayedBench:
 class PlayedLanes:
     """A pool's search lanes, each with a GPU."""
 
+    queued = 0
+
     def __init__(
         self,
         loop: SimulatedLoop,
@@ -249,9 +250,6 @@ class PlayedLanes:
         if toolchain != self._toolchain:
             raise NoWorker("no worker for that toolchain")
         return [SearchDevice(name, busy, False) for name, busy in self._busy.items()]
-
-    def waiting(self) -> int:
-        return 0
 
     async def search(
         self, order: bytes, *, worker: str, on_query: Callable[[bytes], Awaitable[bytes]], **_: Any
@@ -344,7 +342,7 @@ def simulate(recording: Recording, gpus: int, args: argparse.Namespace) -> Simul
             scheduler = SearchScheduler(
                 PlayedLanes(loop, benches, toolchain), metrics, TaskSupervisor(lambda task: None)
             )
-            queue = SearchQueue("default", tunings, scheduler, metrics)
+            queue = scheduler.open("default", tunings)
             queue.expect(SearchTarget(toolchain, target))
             search._ask = search._known._ask = asker(loop, CompileQueries(tunings, queue, ask).answer)
             search._known.reachable = True
@@ -360,7 +358,6 @@ def simulate(recording: Recording, gpus: int, args: argparse.Namespace) -> Simul
                     processors.used / loop.now,
                 )
             finally:
-                await queue.close()
                 await scheduler.close()
                 await redis.aclose()
 

@@ -28,9 +28,9 @@ from .process.private_folders import node_directory, short_directory
 from .process.process_tree import become_subreaper, descendants, die_with_parent, kill_below, reap
 from .scheduling.autoscaling import Autoscaling
 from .scheduling.job_messages import OnQuery, follow_job
+from .scheduling.own_slots import Claims, OwnSlots
 from .scheduling.ray_cluster import RayCluster, RayNode, ray_environment
 from .scheduling.ray_resources import node_resources
-from .scheduling.slot_claims import Claims, OwnSlots
 from .scheduling.slots import (
     DevicesHeld,
     SearchDevice,
@@ -170,11 +170,6 @@ class WorkerPool:
         """Whether at least one slot is warm."""
         return any(slot.up() for slot in self._slots.all.values())
 
-    def standby(self) -> bool:
-        """Whether it has no slot because other pools use all of them. It gets some once one of these ends, or a node
-        comes; a compile raises NoWorker meanwhile."""
-        return not self._slots.all and self._slots.elsewhere > 0
-
     def on_change(self, call: Callable[[], None]) -> None:
         """Calls `call` whenever a slot may have become idle, or has gone."""
         self._slots.on_change = call
@@ -240,10 +235,6 @@ class WorkerPool:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
         return self._slots.search_devices(toolchain, target)
-
-    def waiting(self) -> int:
-        """Compiles that wait for a worker."""
-        return self.queued
 
     async def search(
         self,

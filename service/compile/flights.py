@@ -347,7 +347,9 @@ class Flights:
         if request.threads is not None:
             self._searches.expect(SearchTarget(request.toolchain, request.target, request.threads))
         on_query = functools.partial(self._pass_on, request.key)
-        queries = CompileQueries(self._tunings, self._searches, request, on_query)
+        queries = CompileQueries(
+            self._tunings, self._searches, request, on_query, flight.lease.needs.priority
+        )
         try:
             async with asyncio.timeout(left + _POOL_GRACE_SECONDS):
                 flight.placed = True  # the pool gives it an idle worker at once, or refuses

@@ -36,9 +36,9 @@ _HANDOVER_SECONDS = 15.0
 
 class IdleWorkers(Protocol):
     queued: int
-    """Compiles that wait for a worker of these."""
+    """Compiles that wait for a worker of these, without those of tuning jobs: searches of such jobs wait for them."""
     overdue: Mapping[str, int]
-    """How many of them have waited for a while, by the kind of device."""
+    """How many compiles have waited for a while, by the kind of device."""
 
     @property
     def elsewhere(self) -> int:
@@ -113,7 +113,7 @@ class CompileIntake:
             if await self._is_left_to_others(compile, free):
                 continue
             if free is not None and free <= 0:
-                waiting += 1
+                waiting += compile.priority is not Priority.BATCH
                 overdue[compile.needs.target.kind] += compile.waited >= _OVERDUE_SECONDS
                 continue
             flight = await flights.take(compile.key, compile.needs, nowhere=free is None)

@@ -23,7 +23,7 @@ _RELEASE_SECONDS = 2.0
 
 
 class SlotClaims:
-    """The claims of one dispatcher (workers/scheduling/slot_claims.py). One that has died loses its slots to the others
+    """The claims of one dispatcher (workers/scheduling/own_slots.py). One that has died loses its slots to the others
     after `lease_seconds`, or 10 s if that is longer."""
 
     def __init__(self, keys: Keys, scripts: Scripts, settings: ServiceSettings) -> None:

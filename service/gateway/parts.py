@@ -17,7 +17,7 @@ from ..cache.misses import Misses
 from ..cache.script_history import ScriptHistory
 from ..compile.compile_queue import CompileQueue, QueuedRequests
 from ..compile.followers import Followers
-from ..compile.search.autotunes import AutotuneEntries
+from ..compile.search.database import AutotuneEntries
 from ..jobs.training.admission import TrainingJobAdmission
 from ..jobs.training.files import FOLDER
 from ..jobs.tuning.admission import TuningJobAdmission

@@ -16,7 +16,6 @@ from ..compile.flights import Flights
 from ..compile.followers import Followers
 from ..compile.intake import CompileIntake
 from ..compile.registry import STARTING, DispatcherInfo
-from ..compile.search.queue import SearchQueue
 from ..compile.search.scheduler import SearchScheduler
 from ..compile.single_flight import Priority
 from ..jobs.compiles import JobCompiles
@@ -42,7 +41,7 @@ class DispatcherTenant(TenantParts):
         shared, pool = dispatcher.shared, dispatcher.pool
         super().__init__(shared, namespace)
         settings, notifications = shared.settings, shared.notifications
-        self.searches = SearchQueue(namespace, self.tunings, dispatcher.search_scheduler, shared.metrics)
+        self.searches = dispatcher.search_scheduler.open(namespace, self.tunings)
         self.flights = Flights(
             settings,
             namespace,
@@ -165,7 +164,6 @@ class DispatcherParts:
         await asyncio.gather(*(tenant.tuning_controller.close() for tenant in tenants))
         await asyncio.gather(*(tenant.training_controller.close() for tenant in tenants))
         await asyncio.gather(*(tenant.flights.close() for tenant in tenants))
-        await asyncio.gather(*(tenant.searches.close() for tenant in tenants))
         await self.search_scheduler.close()
         await self.pool.close()
 

@@ -37,7 +37,7 @@ from torchrelay.compiler.request import codec, schema, size_expr
 from torchrelay.compiler.request.validate import check_request
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.service.admission.compile_request import parse
-from torchrelay.service.compile.search.query_checks import decode_query
+from torchrelay.service.compile.search.queue import decode_query
 from torchrelay.workers import messages
 
 LIMITS = codec.Limits()

@@ -21,9 +21,10 @@ from ....compiler.tuning import queries
 from ....compiler.tuning.queries import EntryLookup, KnownEntries, SearchRequest, SearchResult
 from ....compiler.tuning.records import TuningEntry
 from ...admission.compile_request import CompileRequest
+from ..single_flight import Priority
 from .database import TuningDatabase
-from .query_checks import decode_query, is_measurable
-from .queue import SearchQueue
+from .queue import SearchQueue, decode_query
+from .task import SearchTarget
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +38,8 @@ OnQuery = Callable[[queries.TuningQuery, Sequence[TuningEntry]], None]
 
 
 class CompileQueries:
-    """The queries of one compile. `request`: what it compiles. `on_query`: called with each query and its answer."""
+    """The queries of one compile. `request`: what it compiles. `on_query`: called with each query and its answer.
+    `priority`: of who waits for it."""
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class CompileQueries:
         queue: SearchQueue,
         request: CompileRequest,
         on_query: OnQuery | None = None,
+        priority: Priority = Priority.PERSON,
     ) -> None:
         self._tunings = tunings
         self._queue = queue
         self._request = request
         self._on_query = on_query
+        self._priority = priority
         self._warned = False
 
     async def answer(self, data: bytes) -> bytes:
@@ -71,10 +75,12 @@ class CompileQueries:
 
     async def _known(self, query: queries.TuningQuery) -> KnownEntries:
         match query:
-            case EntryLookup(place, problems):
-                return KnownEntries(await self._tunings.known(place, problems))
-            case SearchRequest(place, problems, seconds):
-                return await self._queue.want(place, problems, self._request, wait_seconds=seconds)
+            case EntryLookup(environment, problems):
+                return KnownEntries(await self._tunings.known(environment, problems))
+            case SearchRequest(environment, problems, seconds):
+                return await self._queue.want(
+                    environment, problems, self._request, priority=self._priority, wait_seconds=seconds
+                )
             case SearchResult(entry) if self._accepts(entry):
                 return KnownEntries([stored.entry for stored in await self._tunings.store([entry])])
             case SearchResult(entry):
@@ -83,7 +89,7 @@ class CompileQueries:
                 raise MalformedRequest(f"no compile asks {type(query).__name__}")
 
     def _accepts(self, entry: TuningEntry) -> bool:
-        if not is_measurable(entry.place, self._request.toolchain, self._request.target):
+        if not SearchTarget(self._request.toolchain, self._request.target).is_measurable(entry.place):
             return False
         if kernels.is_of_source(entry.problem):
             return [kernels.source_of(entry.problem)] == self._request.sources

@@ -1,33 +1,36 @@
-"""The search queue of a namespace: problems to search, from compiles that wait and from tuning jobs.
+"""The search queue of a namespace: problems to search, from compiles that wait and from tuning jobs, in one order.
 
 A search session is a job on a worker's device. It takes whole problems one by one: only samples that were interleaved
 on one device can be compared, so one problem's candidates never go to two sessions. The queue is in memory: after a
-gateway's death compiles ask again, and tuning jobs and results are in Redis.
+dispatcher's death compiles ask again, and tuning jobs and results are in Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Struct
 from redis.exceptions import RedisError
 
+from ....compiler import decoding
 from ....compiler.api.tuning.search_order import MOST_THREADS
-from ....compiler.errors import LimitExceeded
+from ....compiler.errors import LimitExceeded, MalformedRequest
+from ....compiler.tuning import queries
 from ....compiler.tuning.queries import KnownEntries, SearchResult, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry
 from ...admission.compile_request import CompileRequest
 from ...base.async_tasks import end
 from ...base.metrics import GatewayMetrics
 from ...storage.redis.retry import retry_while_down
+from ..single_flight import Priority
 from .database import TuningDatabase
-from .query_checks import is_measurable
 from .task import OnChange, SearchTarget, SearchTask
 
 log = structlog.get_logger(__name__)
@@ -53,6 +56,17 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _MOST_UNSTORED = 1000
 
 
+def decode_query(question: bytes) -> queries.TuningQuery:
+    """The query of a worker process in these bytes. Raises LimitExceeded, MalformedRequest."""
+    if len(question) > queries.QUESTION_LIMIT:
+        raise LimitExceeded(f"a question of {len(question)} bytes, limit {queries.QUESTION_LIMIT}")
+    try:
+        query: queries.TuningQuery = decoding.from_msgpack(question, type=queries.TuningQuery)
+    except msgspec.MsgspecError as error:
+        raise MalformedRequest(f"the question cannot be decoded: {error}") from None
+    return query
+
+
 class _Expected(Struct):
     """Compiles for a target that may soon have problems. unused: how many in a row had none so far."""
 
@@ -61,39 +75,28 @@ class _Expected(Struct):
     unused: int = 0
 
 
-class QueueScheduler(Protocol):
-    """What a queue needs of the scheduler (scheduler.py)."""
-
-    def join(self, queue: SearchQueue, /) -> None: ...
-    async def leave(self, queue: SearchQueue, /) -> None: ...
-    def notify(self) -> None:
-        """Something has changed: schedule at once."""
-
-
 class SearchQueue:
     """The tasks of one namespace."""
 
     def __init__(
-        self, namespace: str, tunings: TuningDatabase, scheduler: QueueScheduler, metrics: GatewayMetrics
+        self, namespace: str, tunings: TuningDatabase, metrics: GatewayMetrics, notify: Callable[[], None]
     ) -> None:
+        """notify: called when something has changed, so that the scheduler acts at once."""
         self.namespace = namespace
+        self.served = 0.0
+        """When the scheduler last gave it a device."""
+        self.waiting: list[SearchTask] = []
+        """The tasks that no session has, by their ranks. Those that were settled meanwhile remain for a moment."""
         self._tunings = tunings
-        self._scheduler = scheduler
         self._metrics = metrics
+        self._notify = notify
         self._numbers = itertools.count(1)
         self._wants: dict[tuple[DeviceEnvironment, Problem], SearchTask] = {}
-        self._open: dict[str, SearchTask] = {}
-        """Tasks of tuning jobs, by id."""
-        self._urgent: dict[str, SearchTask] = {}
-        self._batch: dict[str, SearchTask] = {}
-        """Both: what is queued, in order, by the task's id."""
-        self._turns: dict[str, int] = {}
-        """In which order compiles first wanted what is searched now, by their keys."""
+        """What compiles have asked for lately, until they have heard of the result."""
         self._alive_at: dict[tuple[bytes, DeviceEnvironment], float] = {}
-        """When a session for a target in a place last sent a message."""
+        """When a session for a target in an environment last sent a message."""
         self._expected: dict[bytes, _Expected] = {}
         self._storing: set[asyncio.Task[Any]] = set()
-        scheduler.join(self)
 
     # --- for compiles and tuning jobs ------------------------------------------------------------------
 
@@ -107,7 +110,7 @@ class SearchQueue:
         if expected.unused < UNUSED_STARTS:
             expected.unused += 1
             expected.until = time.monotonic() + EXPECT_SECONDS
-            self._scheduler.notify()
+            self._notify()
 
     def expects(self) -> list[SearchTarget]:
         """Targets for which sessions should be warm now."""
@@ -116,182 +119,165 @@ class SearchQueue:
 
     async def want(
         self,
-        place: DeviceEnvironment,
+        environment: DeviceEnvironment,
         problems: Sequence[Problem],
         request: CompileRequest,
         *,
+        priority: Priority = Priority.PERSON,
         wait_seconds: float = 0.0,
     ) -> KnownEntries:
-        """What is known of `problems` in `place`, for a compile that asks again. The rest is searched before the tasks
-        of tuning jobs, once for all compiles that want it. wait_seconds: how long to wait until anything is known or
-        given up. If Redis does not answer, all counts as unknown."""
-        known = await self._want(place, problems, request)
-        if known.open == len(set(problems)) and wait_seconds:
-            searches = [self._wants[place, problem] for problem in set(problems)]
+        """What is known of `problems`, for a compile that asks again. The rest is searched before the tasks of tuning
+        jobs, once for all compiles that want it. priority: of the compile. wait_seconds: how long to wait until
+        anything is known or given up. If Redis does not answer, all counts as unknown."""
+        # a compile has a worker while it waits, so a tuning job's is as urgent as those of training jobs
+        priority = min(priority, Priority.DEVICES)
+        known = await self._want(environment, problems, request, priority)
+        if wait_seconds and known.open and known.open == len(set(problems)):
             await asyncio.wait(
-                [search.settled for search in searches],
+                [self._wants[environment, problem].settled for problem in set(problems)],
                 timeout=wait_seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            known = await self._want(place, problems, request)
+            known = await self._want(environment, problems, request, priority)
         return known
 
     async def _want(
-        self, place: DeviceEnvironment, problems: Sequence[Problem], request: CompileRequest
+        self,
+        environment: DeviceEnvironment,
+        problems: Sequence[Problem],
+        request: CompileRequest,
+        priority: Priority,
     ) -> KnownEntries:
-        entries = {entry.problem: entry for entry in await self.known(place, problems)}
-        target = SearchTarget(request.toolchain, request.target, place.threads)
-        fits = place.threads <= MOST_THREADS and is_measurable(place, request.toolchain, request.target)
+        entries = {entry.problem: entry for entry in await self.known(environment, problems)}
+        target = SearchTarget(request.toolchain, request.target, environment.threads)
+        fits = environment.threads <= MOST_THREADS and target.is_measurable(environment)
+        turns = (task.turn for task in self._wants.values() if task.compile == request.key)
+        turn = next(turns, 0) or next(self._numbers)
         still_open, given_up = 0, []
-        waiting = len(self._urgent)
-        for problem in dict.fromkeys(problems):
+        distinct = list(dict.fromkeys(problems))
+        for problem in distinct:
             if problem in entries:
                 continue
-            search = self._wanted(place, problem, target, request.key) if fits else None
-            found = search.found() if search is not None else None
-            if found is not None:
-                entries[problem] = found.entry
-            elif search is not None and search.open:
+            task = self._wants.get((environment, problem)) if fits else None
+            if task is None and fits and len(self._wants) < MOST_WANTED:
+                task = SearchTask(
+                    TuningTask(id=f"compile-{next(self._numbers)}", problem=problem),
+                    target,
+                    turn=turn,
+                    priority=priority,
+                    environment=environment,
+                    compile=request.key,
+                )
+                self._wants[environment, problem] = task
+                log.debug("search_wanted", task=task.task.id, problem=problem.text()[:300])
+                if task.target_name in self._expected:
+                    self._expected[task.target_name].unused = 0
+                self._enqueue(task)
+            if task is None:
+                given_up.append(problem)
+                continue
+            task.wanted = time.monotonic()
+            if priority < task.priority:
+                task.priority = priority
+                self.waiting.sort(key=SearchTask.rank)
+            if (result := task.result()) is not None:
+                entries[problem] = result.entry
+            elif task.open:
                 still_open += 1
             else:
                 given_up.append(problem)
-        if len(self._urgent) > waiting:
-            self._urgent = dict(sorted(self._urgent.items(), key=lambda item: item[1].order))
-        found_entries = [entries[problem] for problem in dict.fromkeys(problems) if problem in entries]
-        return KnownEntries(found_entries, still_open, given_up)
+        return KnownEntries([entries[each] for each in distinct if each in entries], still_open, given_up)
 
-    def found(self, place: DeviceEnvironment, problem: Problem) -> SearchResult | None:
+    def result(self, environment: DeviceEnvironment, problem: Problem) -> SearchResult | None:
         """The result for compiles that have asked for it lately, with all timings."""
-        search = self._wants.get((place, problem))
-        return None if search is None else search.found()
-
-    def _wanted(
-        self, place: DeviceEnvironment, problem: Problem, target: SearchTarget, key: str
-    ) -> SearchTask | None:
-        """The search of a problem that a compile has asked for just now; None: there are too many."""
-        search = self._wants.get((place, problem))
-        if search is None:
-            if len(self._wants) >= MOST_WANTED:
-                return None
-            turn = self._turns.setdefault(key, next(self._numbers))
-            task = TuningTask(id=f"compile-{next(self._numbers)}", problem=problem)
-            search = self._wants[place, problem] = SearchTask(task, target, place=place, turn=turn)
-            log.debug("search_wanted", task=task.id, problem=problem.text()[:300])
-            if search.target_name in self._expected:
-                self._expected[search.target_name].unused = 0
-            self._enqueue(search)
-        search.wanted = time.monotonic()
-        return search
+        task = self._wants.get((environment, problem))
+        return None if task is None else task.result()
 
     def submit(
         self, task: TuningTask, target: SearchTarget, *, on_change: OnChange | None = None
     ) -> SearchTask:
-        """Searches `task` when compiles leave room. The caller chooses its `id`.
-
-        Any number of tasks can wait, in memory. Raises ValueError for an id that is open already.
-        """
-        if task.id in self._urgent or (task.id in self._open and self._open[task.id].open):
-            raise ValueError(f"the task {task.id} is open already")
-        search = self._open[task.id] = SearchTask(task, target, on_change=on_change)
+        """Searches `task` when compiles leave room; its id gets a number. Any number of tasks can wait, in memory."""
+        turn = next(self._numbers)
+        task = msgspec.structs.replace(task, id=f"{task.id}.{turn}")
+        search = SearchTask(task, target, turn=turn, on_change=on_change)
         self._enqueue(search)
         return search
 
     async def close(self) -> None:
-        """Stops this queue's sessions; open tasks then fail with "the gateway stops"."""
-        await self._scheduler.leave(self)
-        for search in [*self._open.values(), *self._wants.values()]:
-            search.fail("the gateway stops")
+        """Fails all open tasks with "the gateway stops". No session may be left."""
+        for task in [*self.waiting, *self._wants.values()]:
+            task.fail("the gateway stops")
         await end(*self._storing)
 
-    def _enqueue(self, search: SearchTask) -> None:
-        (self._urgent if search.urgent else self._batch)[search.task.id] = search
-        self._scheduler.notify()
+    # --- for the scheduler and its sessions ------------------------------------------------------------
 
-    # --- for the scheduler and its sessions-------------------------------------------------------------
-
-    async def known(self, place: DeviceEnvironment, problems: Sequence[Problem]) -> list[TuningEntry]:
+    async def known(self, environment: DeviceEnvironment, problems: Sequence[Problem]) -> list[TuningEntry]:
         """The entries that Redis has; none if it does not answer."""
         try:
             async with asyncio.timeout(_REDIS_SECONDS):
-                return await self._tunings.known(place, problems)
+                return await self._tunings.known(environment, problems)
         except (RedisError, TimeoutError) as error:
             log.warning("tunings_not_known", error=f"{type(error).__name__}: {error}"[:300])
             return []
 
-    def queued(self, *, urgent: bool) -> Iterator[SearchTask]:
+    def queued(self) -> Iterator[SearchTask]:
         """What waits to be searched, in order."""
-        tasks = self._urgent if urgent else self._batch
-        for task_id, search in list(tasks.items()):
-            if search.state == "queued":
-                yield search
-            else:  # it was cancelled
-                tasks.pop(task_id, None)
-                self._forget(search)
+        return (task for task in self.waiting if task.state == "queued")
 
     def busy(self) -> bool:
         """Whether the scheduler has anything to do for this queue."""
-        return bool(self._urgent or self._batch or self._wants or self.expects())
+        return bool(self.waiting or self._wants or self.expects())
 
-    def lost(self, search: SearchTask) -> None:
-        """It has failed, or was cancelled, while a session had it."""
-        self._metrics.searches.labels("lost" if search.state == "failed" else "cancelled").inc()
-        self._forget(search)
+    def _enqueue(self, task: SearchTask) -> None:
+        bisect.insort(self.waiting, task, key=SearchTask.rank)
+        self._notify()
 
-    def count(self, *, urgent: bool) -> int:
-        return len(self._urgent if urgent else self._batch)
+    def assign(self, task: SearchTask, worker: str) -> None:
+        if task in self.waiting:  # otherwise another session had it
+            self.waiting.remove(task)
+        task.become("searching", worker)
+        log.debug("search_assigned", task=task.task.id, worker=worker)
 
-    def assign(self, search: SearchTask, worker: str) -> None:
-        (self._urgent if search.urgent else self._batch).pop(search.task.id, None)
-        search.become("searching", worker)
-        log.debug("search_assigned", task=search.task.id, worker=worker)
+    def take_back(self, tasks: Iterable[SearchTask]) -> None:
+        """Tasks of a session that has ended: other sessions get them before what ranks behind them."""
+        for task in tasks:
+            task.begun = False
+            if task.open:
+                task.become("queued", "")
+                self._enqueue(task)
+            else:
+                self._metrics.searches.labels("lost" if task.state == "failed" else "cancelled").inc()
 
-    def requeue(self, search: SearchTask) -> None:
-        """Queues it again, before all others."""
-        if not search.open:
-            self._forget(search)
-            return
-        search.become("queued", "")
-        if search.urgent:
-            self._urgent = {search.task.id: search, **self._urgent}
-        else:
-            self._batch = {search.task.id: search, **self._batch}
-        self._scheduler.notify()
-
-    async def finish(self, search: SearchTask, found: SearchResult) -> TuningEntry:
+    async def finish(self, task: SearchTask, result: SearchResult) -> TuningEntry:
         """Stores what a session found, and returns the entry that stands for the problem now. Continues even if the
         caller is cancelled: a session's last result counts."""
-        return await asyncio.shield(self._in_background(self._finish(search, found)))
+        return await asyncio.shield(self._in_background(self._finish(task, result)))
 
-    async def _finish(self, search: SearchTask, found: SearchResult) -> TuningEntry:
-        standing = await self.store(found.entry)
-        known = not found.timings and found.entry.winner == standing.winner
-        self._metrics.searches.labels("known" if known else "found").inc()
-        search.finish(msgspec.structs.replace(found, entry=standing), known=known)
-        log.debug("search_found", task=search.task.id)
-        self._forget(search)
+    async def _finish(self, task: SearchTask, result: SearchResult) -> TuningEntry:
+        try:
+            standing = await self.store(result.entry)
+        except asyncio.CancelledError:
+            task.fail("the gateway stops")
+            raise
+        known = not result.timings and result.entry.winner == standing.winner
+        self._settle(task, msgspec.structs.replace(result, entry=standing), known=known)
         return standing
 
-    def finish_known(self, search: SearchTask, entry: TuningEntry) -> None:
-        """It became known before it was assigned."""
-        self._metrics.searches.labels("known").inc()
-        search.finish(SearchResult(entry, search.task.id), known=True)
-        self._forget(search)
+    def finish_known(self, task: SearchTask, entry: TuningEntry) -> None:
+        """It became known before it was searched."""
+        self._settle(task, SearchResult(entry, task.task.id), known=True)
 
-    def fail(self, search: SearchTask, why: str, outcome: str) -> None:
+    def _settle(self, task: SearchTask, result: SearchResult, *, known: bool) -> None:
+        self._metrics.searches.labels("known" if known else "found").inc()
+        task.finish(result, known=known)
+        log.debug("search_found", task=task.task.id)
+
+    def fail(self, task: SearchTask, why: str, outcome: str) -> None:
         """It will not be searched. outcome: as the metrics name it."""
-        if search.open:
+        if task.open:
             self._metrics.searches.labels(outcome).inc()
-            log.warning("search_given_up", problem=search.task.problem.text()[:300], why=why)
-        search.fail(why)
-        self._forget(search)
-
-    def _forget(self, search: SearchTask) -> None:
-        """A compile's search stays until the compile has asked for its result."""
-        queued = self._urgent if search.urgent else self._batch
-        if queued.get(search.task.id) is search:  # a cancelled task may have been submitted again
-            del queued[search.task.id]
-        if self._open.get(search.task.id) is search:
-            del self._open[search.task.id]
+            log.warning("search_given_up", problem=task.task.problem.text()[:300], why=why)
+        task.fail(why)
 
     async def store(self, entry: TuningEntry) -> TuningEntry:
         """Stores an entry, now or once Redis is back, and returns the one that stands."""
@@ -328,31 +314,27 @@ class SearchQueue:
         task.add_done_callback(self._storing.discard)
         return task
 
-    def note_alive(self, target_name: bytes, place: DeviceEnvironment) -> None:
+    def note_alive(self, target_name: bytes, environment: DeviceEnvironment) -> None:
         """A session has sent a message."""
-        self._alive_at[target_name, place] = time.monotonic()
+        self._alive_at[target_name, environment] = time.monotonic()
 
     def expire(self) -> None:
         """Drops what no compile asks for any more, and gives up what makes no progress."""
         now = time.monotonic()
-        for key, search in list(self._wants.items()):
-            if search.state != "searching" and now - search.wanted > FORGET_SECONDS:
-                search.cancel()
-                self._forget(search)
+        for key, task in list(self._wants.items()):
+            alive_at = self._alive_at.get((task.target_name, key[0]), 0.0)
+            if task.state != "searching" and now - task.wanted > FORGET_SECONDS:
+                task.cancel()
                 del self._wants[key]
-            elif search.state == "queued":
-                alive_at = self._alive_at.get((search.target_name, key[0]), 0.0)
-                if now - max(search.since, alive_at) > STALL_SECONDS:
-                    self.fail(
-                        search, f"no search session has sent anything for {STALL_SECONDS:g} s", "stalled"
-                    )
-        turns = {search.order[0] for search in self._wants.values()}
-        self._turns = {key: turn for key, turn in self._turns.items() if turn in turns}
+            elif task.state == "queued" and now - max(task.since, alive_at) > STALL_SECONDS:
+                self.fail(task, f"no search session has sent anything for {STALL_SECONDS:g} s", "stalled")
+        self.waiting = list(self.queued())
         self._alive_at = {name: at for name, at in self._alive_at.items() if now - at <= STALL_SECONDS}
 
     def no_worker(self, target_name: bytes, why: str) -> None:
         """No worker can search for a target: its compiles go on without, and tuning jobs wait for one."""
-        for search in [each for each in self.queued(urgent=True) if each.target_name == target_name]:
-            self.fail(search, why, "no_searcher")
-        for search in [each for each in self.queued(urgent=False) if each.target_name == target_name]:
-            search.become("queued", why)
+        for task in self.queued():
+            if task.target_name == target_name and task.urgent:
+                self.fail(task, why, "no_searcher")
+            elif task.target_name == target_name:
+                task.become("queued", why)

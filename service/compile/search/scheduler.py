@@ -1,8 +1,9 @@
 """Decides which device searches for which namespace, and starts as many search sessions as there is work for.
 
-Each gateway has one scheduler. Tasks of compiles come first, from all namespaces; tuning jobs get devices whose workers
-compile nothing, while no compile waits for a slot. Among equals the queue with fewer sessions comes first, and a queue
-that has had a device for a while gives it to one that has none.
+Each dispatcher has one scheduler. Tasks go by the priority of who waits for them, as compiles do; among equals the
+namespace that was served longest ago comes first. Tuning jobs get devices whose workers compile nothing, while no
+compile waits for a slot. A device whose session has less urgent tasks is freed for more urgent ones; among equals, a
+namespace that has had it for a while gives it to one that has fewer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import structlog
@@ -22,6 +24,8 @@ from ....compiler.tuning.records import DeviceEnvironment
 from ....workers.pool import SearchDevice, WorkerPool
 from ...base.async_tasks import TaskSupervisor, end, is_set_within
 from ...base.metrics import GatewayMetrics
+from ..single_flight import Priority
+from .database import TuningDatabase
 from .queue import SearchQueue
 from .session import SearchSession
 from .task import SearchTarget, SearchTask
@@ -36,14 +40,15 @@ _BACKOFF_SECONDS = (1.0, 60.0)
 _FAILED_STARTS = 3
 """After so many in a row, with no session alive, compiles do not wait for one."""
 _TURN_SECONDS = 30.0
-"""A session has its device at least so long, unless a task of a compile needs it."""
+"""A session has its device at least so long, unless a more urgent task needs it."""
 _MOST_PRESTARTED = 8
 """Sessions that are started before there is work for them."""
 _MOST_CONSIDERED = 64
 """Tasks of one kind in one schedule: more devices are not free at once."""
-
 _MOST_WORKERS = 4096
 """So many are remembered; clusters that grow and shrink name each new one anew."""
+_NO_WORK = len(Priority)
+"""The rank of a session without tasks: behind all priorities."""
 
 
 class _Backoff(Struct):
@@ -54,12 +59,12 @@ class _Backoff(Struct):
 
 
 class _Demand(Struct):
-    """What a queue has waiting for one target."""
+    """What a queue has waiting for one target at one priority, in order."""
 
     queue: SearchQueue
     target: SearchTarget
-    urgent: bool
-    searches: list[SearchTask]
+    priority: Priority
+    tasks: list[SearchTask]
 
 
 class SearchScheduler:
@@ -71,39 +76,34 @@ class SearchScheduler:
         self._supervisor = supervisor
         self._queues: list[SearchQueue] = []
         self._sessions: list[SearchSession] = []
-        self._places: dict[tuple[str, bytes], DeviceEnvironment] = {}
+        self._environments: dict[tuple[str, bytes], DeviceEnvironment] = {}
         """Where a worker measures for a target."""
         self._backoffs: dict[str, _Backoff] = {}
         self._failed: dict[bytes, int] = {}
         """Failed starts in a row, by target."""
-        self._served: dict[str, float] = {}
-        """When each namespace was last given a device."""
         self._changed = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
-    def join(self, queue: SearchQueue) -> None:
+    def open(self, namespace: str, tunings: TuningDatabase) -> SearchQueue:
+        """The queue of a namespace, which has none yet."""
+        queue = SearchQueue(namespace, tunings, self._metrics, self.notify)
         self._queues.append(queue)
-
-    async def leave(self, queue: SearchQueue) -> None:
-        """Ends the queue's sessions."""
-        if queue in self._queues:
-            self._queues.remove(queue)
-        await end(*(session.task for session in self._sessions if session.queue is queue))
+        return queue
 
     async def close(self) -> None:
+        """Ends all sessions; open tasks then fail."""
+        queues, self._queues = self._queues, []
         if self._runner is not None:
             await end(self._runner)
-        await end(*(session.task for session in self._sessions))
-
-    def search_devices(self, target: SearchTarget) -> list[SearchDevice]:
-        """Raises NoWorker if there is none for `target` and none will come."""
-        return self.pool.search_devices(target.toolchain, target.target)
+        await end(*(session.runner for session in self._sessions))
+        for queue in queues:
+            await queue.close()
 
     def notify(self) -> None:
         """Something has changed: schedule at once."""
         self._changed.set()
         self._changed = asyncio.Event()
-        if self._runner is None or self._runner.done():
+        if self._queues and (self._runner is None or self._runner.done()):
             self._runner = asyncio.create_task(self._run(), name="schedule searches")
 
     async def wait_for_change(self, seconds: float) -> None:
@@ -118,22 +118,22 @@ class SearchScheduler:
         log.info("searcher_ready", worker=session.worker, seconds=seconds)
         self._failed.pop(session.target_name, None)
         self._backoffs.pop(session.worker, None)
-        if session.place is not None:
-            self._places[session.worker, session.target_name] = session.place
-            _forget_oldest(self._places)
+        if session.environment is not None:
+            self._environments[session.worker, session.target_name] = session.environment
+            _forget_oldest(self._environments)
 
     def ended(self, session: SearchSession, why: str) -> None:
         """why: what it failed of, or ''."""
         self._sessions.remove(session)
-        if why and session.place is None:
+        if why and session.environment is None:
             self._back_off(session.worker)
-            self._failed[session.target_name] = self._failed.get(session.target_name, 0) + 1
-            alive = any(s.target_name == session.target_name and s.place is not None for s in self._sessions)
-            if self._failed[session.target_name] >= _FAILED_STARTS and not alive:
+            name = session.target_name
+            self._failed[name] = self._failed.get(name, 0) + 1
+            alive = any(s.target_name == name and s.environment is not None for s in self._sessions)
+            if self._failed[name] >= _FAILED_STARTS and not alive:
                 for queue in self._queues:
-                    queue.no_worker(session.target_name, f"no search session starts: {why}")
-        if self._queues:
-            self.notify()
+                    queue.no_worker(name, f"no search session starts: {why}")
+        self.notify()
 
     def _back_off(self, worker: str) -> None:
         seconds, longest = _BACKOFF_SECONDS
@@ -142,76 +142,52 @@ class SearchScheduler:
         self._backoffs[worker] = _Backoff(time.monotonic() + seconds, seconds)
         _forget_oldest(self._backoffs)
 
-    def next_for(self, session: SearchSession) -> SearchTask | None:
-        """What it may take now: a compile's task, or a tuning job's where compiles leave room."""
-        if session.draining or any(search.alone for search in session.held.values()):
+    def assign_next(self, session: SearchSession) -> SearchTask | None:
+        """The next task of `session`, which has it then; None if it may have none now."""
+        if session.draining or any(task.alone for task in session.tasks.values()):
             return None
-        left_to_others = 0
-        if session.held:
-            # a session with tasks leaves the rest to those without, and takes no more than its share
-            peers = [each for each in self._sessions if self._are_peers(each, session)]
-            if len(session.held) >= self._share(session, peers):
-                return None
-            left_to_others = sum(other.idle() for other in peers)
-        for search in self._queued_for(session):
-            if not search.urgent and not self._room_for_batch(session):
-                return None
-            if search.alone and session.held:
-                continue
-            if not left_to_others:
-                return search
-            left_to_others -= 1
-        return None
-
-    def steal_for(self, session: SearchSession) -> SearchTask | None:
-        """A task for a session that has none and finds none queued. It comes from the session with the most tasks that
-        it has not begun. The last such task stays there, for that session will begin it sooner."""
-        if session.held or session.draining:
+        peers = [peer for peer in self._sessions if session.is_peer(peer)]
+        tasks = self._allowed(session, itertools.islice(self._suitable(session), _MOST_CONSIDERED))
+        if session.tasks:
+            # what it is to build ahead is no more than its share, and nothing that an idle session could take
+            share = math.ceil((len(tasks) + sum(len(peer.tasks) for peer in peers)) / len(peers))
+            idle = sum(peer.idle() for peer in peers)
+            tasks = [task for task in tasks[idle:] if not task.alone] if len(session.tasks) < share else []
+        elif not tasks:
+            # the last of what another has not begun; that one will begin the first of these sooner
+            fullest = max(peers, key=lambda peer: len(peer.unbegun()))
+            tasks = self._allowed(session, fullest.unbegun()[:0:-1])
+        if not tasks:
             return None
-        others = [each for each in self._sessions if each is not session and self._are_peers(each, session)]
-        other = max(others, key=lambda each: len(each.waiting()), default=session)
-        suits = [search for search in other.waiting() if self._suits(search, session)]
-        if len(suits) < 2 or not (suits[-1].urgent or self._room_for_batch(session)):
-            return None
-        return other.held.pop(suits[-1].task.id)
+        for peer in peers:
+            peer.tasks.pop(tasks[0].task.id, None)
+        session.tasks[tasks[0].task.id] = tasks[0]
+        session.queue.assign(tasks[0], session.worker)
+        return tasks[0]
 
     def may_get_work(self, session: SearchSession) -> bool:
         """Whether a task that it could take is queued or expected, now or when compiles leave room."""
-        return self._expected(session) or any(True for _ in self._queued_for(session))
+        return self._expected(session) or any(True for _ in self._suitable(session))
 
-    def _queued_for(self, session: SearchSession) -> Iterator[SearchTask]:
-        """What it could take, tasks of compiles first."""
-        for urgent in (True, False):
-            for search in session.queue.queued(urgent=urgent):
-                if self._suits(search, session):
-                    yield search
+    @staticmethod
+    def _suitable(session: SearchSession) -> Iterator[SearchTask]:
+        """What it could take, in order."""
+        return filter(session.suits, session.queue.queued())
 
     @staticmethod
     def _expected(session: SearchSession) -> bool:
         return any(target.name() == session.target_name for target in session.queue.expects())
 
-    @staticmethod
-    def _suits(search: SearchTask, session: SearchSession) -> bool:
-        return search.target_name == session.target_name and search.place in (None, session.place)
-
-    @staticmethod
-    def _are_peers(one: SearchSession, other: SearchSession) -> bool:
-        return (
-            one.queue is other.queue
-            and one.target_name == other.target_name
-            and one.place in (None, other.place)
-        )
-
-    def _share(self, session: SearchSession, peers: list[SearchSession]) -> int:
-        """How many tasks each session may hold, of those that are held and those that wait; exact only for few."""
-        count = sum(1 for _ in itertools.islice(self._queued_for(session), _MOST_CONSIDERED))
-        return math.ceil((count + sum(len(each.held) for each in peers)) / len(peers))
+    def _allowed(self, session: SearchSession, tasks: Iterable[SearchTask]) -> list[SearchTask]:
+        """Those of `tasks` that may be searched now: tuning jobs' only where compiles leave room."""
+        tasks = list(tasks)
+        if all(task.urgent for task in tasks) or self._room_for_batch(session):
+            return tasks
+        return [task for task in tasks if task.urgent]
 
     def _room_for_batch(self, session: SearchSession) -> bool:
-        if self.pool.waiting():
-            return False
         try:
-            devices = self.search_devices(session.target)
+            devices = [] if self.pool.queued else self._devices(session.target)
         except NoWorker:
             return False
         return any(device.worker == session.worker and not device.compiling for device in devices)
@@ -233,95 +209,90 @@ class SearchScheduler:
 
     def _count(self) -> None:
         self._metrics.searchers.set(len(self._sessions))
+        queued = Counter(task.urgent for queue in self._queues for task in queue.queued())
         for wanted_by, urgent in (("compiles", True), ("jobs", False)):
-            queued = sum(queue.count(urgent=urgent) for queue in self._queues)
-            self._metrics.searches_queued.labels(wanted_by).set(queued)
+            self._metrics.searches_queued.labels(wanted_by).set(queued[urgent])
 
     async def _schedule(self) -> None:
         for session in self._sessions:
             if session.silent():
-                session.task.cancel()
+                session.runner.cancel()
         for queue in self._queues:
             queue.expire()
-        for demand in sorted(self._demands(), key=self._priority):
+        for demand in sorted(self._demands(), key=lambda demand: (demand.priority, demand.queue.served)):
             await self._serve(demand)
         for queue in self._queues:
             for target in queue.expects():
                 await self._prestart(queue, target)
 
-    async def _prestart(self, queue: SearchQueue, target: SearchTarget) -> None:
-        """Starts sessions on idle devices, though nothing is queued yet; no other session ends for that."""
-        name = target.name()
-        try:
-            devices = self.search_devices(target)
-        except NoWorker:
-            return
-        started = sum(session.queue is queue and session.target_name == name for session in self._sessions)
-        for device in devices:
-            if started < _MOST_PRESTARTED and self._free(device, urgent=True):
-                self._start(queue, target, device.worker)
-                started += 1
-        await asyncio.sleep(0)
-
-    def _start(self, queue: SearchQueue, target: SearchTarget, worker: str) -> None:
-        self._served[queue.namespace] = time.monotonic()
-        self._sessions.append(SearchSession(self, queue, target, worker))
-
-    def _priority(self, demand: _Demand) -> tuple[bool, int, float]:
-        queue = demand.queue
-        return (not demand.urgent, self._sessions_of(queue), self._served.get(queue.namespace, 0))
-
     def _demands(self) -> list[_Demand]:
-        demands: dict[tuple[int, bytes, bool], _Demand] = {}
-        for number, queue in enumerate(self._queues):
-            for urgent in (True, False):
-                for search in queue.queued(urgent=urgent):
-                    key = (number, search.target_name, urgent)
-                    demand = demands.setdefault(key, _Demand(queue, search.target, urgent, []))
-                    if len(demand.searches) < _MOST_CONSIDERED:
-                        demand.searches.append(search)
+        demands: dict[tuple[str, bytes, Priority], _Demand] = {}
+        for queue in self._queues:
+            for task in queue.queued():
+                key = (queue.namespace, task.target_name, task.priority)
+                demand = demands.setdefault(key, _Demand(queue, task.target, task.priority, []))
+                if len(demand.tasks) < _MOST_CONSIDERED:
+                    demand.tasks.append(task)
         return list(demands.values())
 
-    def _sessions_of(self, queue: SearchQueue) -> int:
-        return sum(session.queue is queue for session in self._sessions)
+    def _devices(self, target: SearchTarget) -> list[SearchDevice]:
+        """Raises NoWorker if there is none for `target` and none will come."""
+        return self.pool.search_devices(target.toolchain, target.target)
 
     async def _serve(self, demand: _Demand) -> None:
         """Starts sessions while there are devices: one for each queued task that no idle session will take."""
         target_name = demand.target.name()
+        urgent = demand.priority is not Priority.BATCH
         try:
-            devices = self.search_devices(demand.target)
+            devices = self._devices(demand.target)
         except NoWorker as error:
             demand.queue.no_worker(target_name, error.message)
             return
-        busy = set() if demand.urgent else {device.worker for device in devices if device.compiling}
+        busy = set() if urgent else {device.worker for device in devices if device.compiling}
         idle = [
             session
-            for session in self._sessions
-            if session.queue is demand.queue and session.target_name == target_name
+            for session in self._sessions_of(demand.queue, target_name)
             if session.idle() and session.worker not in busy
         ]
-        for search in demand.searches:
-            taker = next((s for s in idle if search.place is None or s.place in (None, search.place)), None)
+        for task in demand.tasks:
+            taker = next((s for s in idle if s.environment is None or s.suits(task)), None)
             if taker is not None:
                 idle.remove(taker)
                 continue
-            able = [device for device in devices if self._can(device, search)]
-            if devices and not able and search.urgent:
-                demand.queue.fail(
-                    search, "no worker measures where this compile's kernels run", "no_searcher"
-                )
+            able = [device for device in devices if self._can(device, task)]
+            if devices and not able and urgent:
+                demand.queue.fail(task, "no worker measures where this compile's kernels run", "no_searcher")
                 continue
-            device = next((device for device in able if self._free(device, urgent=demand.urgent)), None)
+            device = next((device for device in able if self._free(device, urgent=urgent)), None)
             if device is None:
-                self._ask_to_yield(demand, able)
+                self._ask_to_yield(demand, {device.worker for device in able})
                 return
-            self._start(demand.queue, demand.target, device.worker)
-            await asyncio.sleep(0)  # its device is taken from here on
-            devices = self.search_devices(demand.target)
+            await self._start(demand.queue, demand.target, device.worker)
+            devices = self._devices(demand.target)
 
-    def _can(self, device: SearchDevice, search: SearchTask) -> bool:
-        place = self._places.get((device.worker, search.target_name))
-        return search.place is None or place is None or place == search.place
+    async def _prestart(self, queue: SearchQueue, target: SearchTarget) -> None:
+        """Starts sessions on idle devices, though nothing is queued yet; no other session ends for that."""
+        try:
+            devices = self._devices(target)
+        except NoWorker:
+            return
+        started = len(self._sessions_of(queue, target.name()))
+        for device in devices:
+            if started < _MOST_PRESTARTED and self._free(device, urgent=True):
+                await self._start(queue, target, device.worker)
+                started += 1
+
+    async def _start(self, queue: SearchQueue, target: SearchTarget, worker: str) -> None:
+        queue.served = time.monotonic()
+        self._sessions.append(SearchSession(self, queue, target, worker))
+        await asyncio.sleep(0)  # its device is taken from here on
+
+    def _sessions_of(self, queue: SearchQueue, target_name: bytes | None = None) -> list[SearchSession]:
+        return [s for s in self._sessions if s.queue is queue and target_name in (None, s.target_name)]
+
+    def _can(self, device: SearchDevice, task: SearchTask) -> bool:
+        known = self._environments.get((device.worker, task.target_name))
+        return task.environment is None or known in (None, task.environment)
 
     def _free(self, device: SearchDevice, *, urgent: bool) -> bool:
         backoff = self._backoffs.get(device.worker)
@@ -329,32 +300,31 @@ class SearchScheduler:
             return False
         if any(session.worker == device.worker for session in self._sessions):
             return False
-        return urgent or not (device.compiling or self.pool.waiting())
+        return urgent or not (device.compiling or self.pool.queued)
 
-    def _ask_to_yield(self, demand: _Demand, able: list[SearchDevice]) -> None:
-        """Frees one of these devices for a demand that has none. A session without a compile's task yields to a
-        compile; otherwise a session yields whose queue has more devices, after _TURN_SECONDS."""
-        workers = {device.worker for device in able}
-        rivals = [s for s in self._sessions if s.worker in workers and s.place is not None]
-        target_name = demand.target.name()
-        if any(s.draining for s in rivals):
+    def _ask_to_yield(self, demand: _Demand, workers: set[str]) -> None:
+        """Frees the device of one of these workers for a demand that has none."""
+        rivals = [s for s in self._sessions if s.worker in workers and s.environment is not None]
+        if any(rival.draining for rival in rivals):
             return
-        own = self._sessions_of(demand.queue)
+        own = len(self._sessions_of(demand.queue))
+        served = self._sessions_of(demand.queue, demand.target.name())
         for rival in rivals:
-            if rival.queue is demand.queue and rival.target_name == target_name:
+            if rival in served:
                 continue
-            next_task = next(self._queued_for(rival), None)
-            queued = next_task is not None and next_task.urgent
-            serves_compiles = queued or any(search.urgent for search in rival.held.values())
-            wanted_soon = self._expected(rival) and not demand.urgent
-            idle = not rival.held and next_task is None and not wanted_soon
-            fair = time.monotonic() - rival.since > _TURN_SECONDS and (
-                self._sessions_of(rival.queue) > own + 1 or own == 0 or rival.queue is demand.queue
-            )
-            better = demand.urgent and not serves_compiles
-            if idle or better or (fair and demand.urgent == serves_compiles):
+            rank = self._rank(rival)
+            fair = rival.queue is demand.queue or own == 0 or len(self._sessions_of(rival.queue)) > own + 1
+            had_turn = time.monotonic() - rival.since > _TURN_SECONDS
+            if rank > demand.priority or (rank == demand.priority and fair and had_turn):
                 rival.draining = True
                 return
+
+    def _rank(self, session: SearchSession) -> int:
+        """The priority of the most urgent task that it has or could take next. One that expects tasks keeps its device
+        as if it had a tuning job's."""
+        tasks = [*session.tasks.values(), *itertools.islice(self._suitable(session), 1)]
+        without = Priority.BATCH if self._expected(session) else _NO_WORK
+        return min((task.priority for task in tasks), default=without)
 
 
 def _forget_oldest(of_workers: dict[Any, Any]) -> None:

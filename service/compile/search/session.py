@@ -1,4 +1,4 @@
-"""One search session: a search job on a worker, to which the gateway gives tasks and from which it takes results.
+"""One search session: a search job on a worker, to which the dispatcher gives tasks and from which it takes results.
 
 The job runs no code of a tenant, so its results are accepted, for its own device and the tasks that it was given.
 """
@@ -28,8 +28,7 @@ from ....compiler.tuning.queries import (
 )
 from ....compiler.tuning.records import DeviceEnvironment
 from ....workers.pool import WorkerLost, WorkerPool
-from .query_checks import decode_query, is_measurable
-from .queue import SearchQueue
+from .queue import SearchQueue, decode_query
 from .task import SearchTarget, SearchTask
 
 log = structlog.get_logger(__name__)
@@ -56,8 +55,7 @@ class SessionScheduler(Protocol):
     def pool(self) -> WorkerPool: ...
     def notify(self) -> None: ...
     async def wait_for_change(self, seconds: float, /) -> None: ...
-    def next_for(self, session: SearchSession, /) -> SearchTask | None: ...
-    def steal_for(self, session: SearchSession, /) -> SearchTask | None: ...
+    def assign_next(self, session: SearchSession, /) -> SearchTask | None: ...
     def may_get_work(self, session: SearchSession, /) -> bool: ...
     def started(self, session: SearchSession, /) -> None: ...
     def ended(self, session: SearchSession, why: str, /) -> None: ...
@@ -66,7 +64,8 @@ class SessionScheduler(Protocol):
 class SearchSession:
     """A search session of `queue` on one device.
 
-    held: the tasks that it has. place: where it measures, once it has said so.
+    tasks: those that it has, by their ids, in the order in which it got them. environment: where it measures, once it
+    has said so.
     """
 
     def __init__(
@@ -76,35 +75,42 @@ class SearchSession:
         self.target = target
         self.target_name = target.name()
         self.worker = worker
-        self.place: DeviceEnvironment | None = None
-        self.held: dict[str, SearchTask] = {}
+        self.environment: DeviceEnvironment | None = None
+        self.tasks: dict[str, SearchTask] = {}
         self.since = time.monotonic()
         self.draining = False
         """Others need the device more: it ends once it has done its tasks."""
-        self._begun: set[str] = set()
         self._scheduler = scheduler
         self._trying: CandidateAttempt | None = None
         self._last_query = self._last_work = self.since
         self._warned = False
         self._misplaced = ""
-        self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"search on {worker}")
+        self.runner: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"search on {worker}")
 
     def idle(self) -> bool:
         """Whether it takes the next task as soon as there is one."""
-        return not self.held and not self.draining
+        return not self.tasks and not self.draining
 
-    def waiting(self) -> list[SearchTask]:
-        """Its tasks of which it has measured nothing, in the order in which it got them."""
-        held = (search for task, search in self.held.items() if task not in self._begun)
-        return [search for search in held if search.open and not search.alone]
+    def suits(self, task: SearchTask) -> bool:
+        """Whether it could search the task."""
+        return task.target_name == self.target_name and task.environment in (None, self.environment)
+
+    def is_peer(self, other: SearchSession) -> bool:
+        """Whether the other searches the same tasks, or will once it has started."""
+        same = self.queue is other.queue and self.target_name == other.target_name
+        return same and other.environment in (None, self.environment)
+
+    def unbegun(self) -> list[SearchTask]:
+        """Its tasks that another session may take over."""
+        return [task for task in self.tasks.values() if task.open and not (task.begun or task.alone)]
 
     def silent(self) -> bool:
         """Whether it should have sent something by now."""
-        if not self.held:
+        if not self.tasks:
             return False
-        exhaustive = any(search.task.space == "exhaustive" for search in self.held.values())
+        exhaustive = any(task.task.space == "exhaustive" for task in self.tasks.values())
         most = _SILENT_EXHAUSTIVE_SECONDS if exhaustive else _SILENT_SECONDS
-        budget = max(search.task.seconds for search in self.held.values())
+        budget = max(task.task.seconds for task in self.tasks.values())
         return time.monotonic() - self._last_query > most + budget
 
     async def _run(self) -> None:
@@ -131,30 +137,25 @@ class SearchSession:
             log.exception("search_session_broke", worker=self.worker)
             failure = f"the service failed with {type(error).__name__}"
         if failure:
-            log.warning("searcher_lost", worker=self.worker, why=failure, tasks=len(self.held))
-        self._hand_back(failure or "it ended before its work", certain=certain)
+            log.warning("searcher_lost", worker=self.worker, why=failure, tasks=len(self.tasks))
+        self._blame(failure or "it ended before its work", certain=certain)
+        self._give_back()
         self._scheduler.ended(self, failure)
 
-    def _hand_back(self, why: str, *, certain: bool) -> None:
-        """Its tasks go to other sessions. The task that it was trying when it ended counts a loss; if it was trying
-        none, each of its tasks does."""
+    def _blame(self, why: str, *, certain: bool) -> None:
+        """The task that it was trying when it ended counts a loss; if it was trying none, each of its tasks does."""
         trying = self._trying
-        for search in self.held.values():
-            if trying is not None and trying.task == search.task.id:
-                search.lose(candidate=trying.candidate, certain=certain, why=why)
+        for task in self.tasks.values():
+            if trying is not None and trying.task == task.task.id:
+                task.lose(candidate=trying.candidate, certain=certain, why=why)
             elif trying is None and certain:
-                search.alone = True
-                search.lose(candidate="", certain=True, why=why)
-        self._return_held()
+                task.alone = True
+                task.lose(candidate="", certain=True, why=why)
 
-    def _return_held(self) -> None:
-        for search in reversed(self.held.values()):
-            if search.open:
-                self.queue.requeue(search)
-            else:
-                self.queue.lost(search)
-        self.held.clear()
-        self._begun.clear()
+    def _give_back(self) -> None:
+        """Its tasks go to other sessions."""
+        self.queue.take_back(self.tasks.values())
+        self.tasks.clear()
 
     # --- its queries -----------------------------------------------------------------------------------
 
@@ -170,17 +171,17 @@ class SearchSession:
             return b""
 
     async def _answer(self, question: queries.TuningQuery) -> queries.TuningReply:
-        if self.place is not None:
-            self.queue.note_alive(self.target_name, self.place)
+        if self.environment is not None:
+            self.queue.note_alive(self.target_name, self.environment)
         match question:
-            case TaskRequest(place, holding):
-                return await self._next(place, holding)
+            case TaskRequest(environment, holding):
+                return await self._next(environment, holding)
             case CandidateAttempt(task, candidate):
-                if task not in self.held:
+                if task not in self.tasks:
                     return TaskReassigned()
-                if task not in self._begun:
+                if not self.tasks[task].begun:
                     log.debug("search_begun", task=task, worker=self.worker)
-                self._begun.add(task)
+                self.tasks[task].begun = True
                 self._trying = question if candidate else None
                 return KnownEntries([])
             case UnsupportedTask(task, why):
@@ -189,9 +190,9 @@ class SearchSession:
                     self.queue.fail(search, why, "unfit")
                 return KnownEntries([])
             case SearchResult():
-                return KnownEntries([await self._found(question, self._done_with(question.task))])
-            case EntryLookup(place, problems):
-                return KnownEntries(await self.queue.known(place, problems))
+                return KnownEntries([await self._finished(question, self._done_with(question.task))])
+            case EntryLookup(environment, problems):
+                return KnownEntries(await self.queue.known(environment, problems))
             case _:
                 raise MalformedRequest(f"no search session asks {type(question).__name__}")
 
@@ -199,46 +200,43 @@ class SearchSession:
         self._last_work = time.monotonic()
         if self._trying is not None and self._trying.task == task:
             self._trying = None
-        self._begun.discard(task)
-        search = self.held.pop(task, None)
+        search = self.tasks.pop(task, None)
         self._scheduler.notify()
         return search
 
-    async def _found(self, found: SearchResult, search: SearchTask | None) -> records.TuningEntry:
-        entry = found.entry
-        if entry.place != self.place:
-            if search is not None:
-                self.queue.fail(search, "the session measured in another place than its own", "unfit")
+    async def _finished(self, result: SearchResult, task: SearchTask | None) -> records.TuningEntry:
+        entry = result.entry
+        if entry.place != self.environment:
+            if task is not None:
+                self.queue.fail(task, "the session measured in another place than its own", "unfit")
             raise MalformedRequest("a session reports what it did not measure here")
-        if search is None:  # it was reassigned, or is another session's; the result is true all the same
+        if task is None:  # it was reassigned, or is another session's; the result is true all the same
             return await self.queue.store(entry)
-        if search.task.exact and entry.problem != search.task.problem:
-            self.queue.fail(
-                search, f"the session made another problem of it: {entry.problem.text()}", "unfit"
-            )
+        if task.task.exact and entry.problem != task.task.problem:
+            self.queue.fail(task, f"the session made another problem of it: {entry.problem.text()}", "unfit")
             return entry
-        return await self.queue.finish(search, found)
+        return await self.queue.finish(task, result)
 
-    async def _next(self, place: DeviceEnvironment, holding: int) -> TaskBatch:
-        if self.place is None:
-            if not is_measurable(place, self.target.toolchain, self.target.target):
+    async def _next(self, environment: DeviceEnvironment, holding: int) -> TaskBatch:
+        if self.environment is None:
+            if not self.target.is_measurable(environment):
                 self.draining = True
                 self._misplaced = (
-                    f"worker {self.worker} measures in another place than was asked for: {place}"
+                    f"worker {self.worker} measures in another place than was asked for: {environment}"
                 )
-                log.warning("searcher_misplaced", worker=self.worker, place=place)
+                log.warning("searcher_misplaced", worker=self.worker, place=environment)
                 return TaskBatch([], over=True)
-            self.place = place
+            self.environment = environment
             self._scheduler.started(self)
-            self.queue.note_alive(self.target_name, place)
+            self.queue.note_alive(self.target_name, environment)
         if holding:
             # one that has fewer than it was given will say so by holding none
-            task = await self._take() if holding >= len(self.held) else None
+            task = await self._take() if holding >= len(self.tasks) else None
             return TaskBatch([task] if task is not None else [])
-        if self.held:  # an answer did not reach it
-            for search in self.held.values():
-                search.lose(candidate="", certain=False, why="the session dropped it")
-            self._return_held()
+        if self.tasks:  # an answer did not reach it
+            for dropped in self.tasks.values():
+                dropped.lose(candidate="", certain=False, why="the session dropped it")
+            self._give_back()
         return await self._next_or_over()
 
     async def _next_or_over(self) -> TaskBatch:
@@ -258,16 +256,14 @@ class SearchSession:
             await self._scheduler.wait_for_change(min(_POLL_SECONDS, until - now))
 
     async def _take(self) -> TuningTask | None:
-        """The next task without a known result, assigned to this session."""
-        while (search := self._scheduler.next_for(self) or self._scheduler.steal_for(self)) is not None:
-            self.queue.assign(search, self.worker)
-            self.held[search.task.id] = search
-            if search.task.exact and self.place is not None:
-                known = await self.queue.known(self.place, [search.task.problem])
+        """The next task without a known result, which is this session's then."""
+        while (task := self._scheduler.assign_next(self)) is not None:
+            if task.task.exact and self.environment is not None:
+                known = await self.queue.known(self.environment, [task.task.problem])
                 if known:
-                    self.held.pop(search.task.id, None)
-                    self.queue.finish_known(search, known[0])
+                    self.tasks.pop(task.task.id, None)
+                    self.queue.finish_known(task, known[0])
                     continue
             self._last_work = time.monotonic()
-            return search.task
+            return task.task
         return None

@@ -1,4 +1,4 @@
-"""A problem to be searched: for which target, on which device, and its state."""
+"""A problem to be searched: for which target, on which device, who waits for it, and its state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import structlog
 from msgspec import Struct
 
 from ....compiler.request import schema
+from ....compiler.request.cpu_isa import capability
 from ....compiler.tuning.queries import SearchResult, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem
+from ..single_flight import Priority
 
 log = structlog.get_logger(__name__)
 
@@ -39,12 +41,23 @@ class SearchTarget(Struct, frozen=True):
         """Equal for all that one session can search."""
         return msgspec.msgpack.encode(self)
 
+    def is_measurable(self, environment: DeviceEnvironment) -> bool:
+        """Whether its kernels could be measured there. The service cannot tell CPU models apart."""
+        own = self.toolchain
+        if (environment.torch, environment.triton, environment.cuda) != (own.torch, own.triton, own.cuda):
+            return False
+        if self.target.kind == "cuda":
+            return (environment.device, environment.capability) == (self.target.name, self.target.capability)
+        return environment.capability == capability(self.target.cpu) and environment.threads > 0
+
 
 class SearchTask:
     """A task and what has become of it.
 
-    place: where it must be measured; None: on any device of its target. state, detail: as OnChange gets them. known:
-    the entry was in the database already, and nothing was measured. losses: how many sessions ended that had it.
+    environment: where it must be measured; None: on any device of its target. turn: of its compile or, for a tuning
+    job's task, its own: lower ones come first. compile: the key of the compile that asked for it first. state, detail:
+    as OnChange gets them. known: the entry was in the database already, and nothing was measured. losses: how many
+    sessions ended that had it.
     """
 
     def __init__(
@@ -52,52 +65,58 @@ class SearchTask:
         task: TuningTask,
         target: SearchTarget,
         *,
-        place: DeviceEnvironment | None = None,
-        turn: int = 0,
+        turn: int,
+        priority: Priority = Priority.BATCH,
+        environment: DeviceEnvironment | None = None,
+        compile: str = "",
         on_change: OnChange | None = None,
     ) -> None:
         self.task = task
         self.target = target
         self.target_name = target.name()
-        self.place = place
-        self.order = turn, -_elements(task.problem)
-        """Order of compiles' tasks: the compile that asked first, and of its problems the largest, which take longest
-        and should not come last."""
+        self.environment = environment
+        self.priority = priority
+        self.turn = turn
+        self.compile = compile
         self.state: SearchState = "queued"
         self.detail = ""
         self.known = False
+        self.begun = False
+        """Its session has measured something of it."""
         self.losses = 0
         self.alone = False
         """It may have ended a session that held other tasks too: the next session holds this task alone."""
         self.since = self.wanted = time.monotonic()
         """When it came to its state; when a compile last asked for it."""
         self._on_change = on_change
+        self._elements = _elements(task.problem)
         self._suspects: set[str] = set()
         self._unexplained = 0
-        self._outcome: asyncio.Future[SearchResult | str] = asyncio.get_running_loop().create_future()
+        self.settled: asyncio.Future[SearchResult | str] = asyncio.get_running_loop().create_future()
+        """Its outcome. Not to be cancelled."""
+
+    def rank(self) -> tuple[int, int, int]:
+        """Its place in the order of its namespace's tasks: the more urgent first, then the compile that asked first,
+        and of its problems the largest, which take longest and should not come last."""
+        return self.priority, self.turn, -self._elements
 
     @property
     def urgent(self) -> bool:
-        """Whether a compile waits for it."""
-        return self.place is not None
+        """Whether a compile waits for it, and holds a worker meanwhile."""
+        return self.priority is not Priority.BATCH
 
     @property
     def open(self) -> bool:
         return self.state in ("queued", "searching")
 
-    @property
-    def settled(self) -> asyncio.Future[SearchResult | str]:
-        """What `outcome` waits for, to wait for one of many."""
-        return self._outcome
-
     async def outcome(self) -> SearchResult | str:
         """The result, or why there is none. Cancelling the caller leaves the task as it is."""
-        return await asyncio.shield(self._outcome)
+        return await asyncio.shield(self.settled)
 
-    def found(self) -> SearchResult | None:
+    def result(self) -> SearchResult | None:
         """The result, if there is one by now."""
-        result = self._outcome.result() if self._outcome.done() else None
-        return result if isinstance(result, SearchResult) else None
+        outcome = self.settled.result() if self.settled.done() else None
+        return outcome if isinstance(outcome, SearchResult) else None
 
     def cancel(self) -> None:
         """Its outcome is "cancelled". A search that has begun may go on to its end."""
@@ -111,10 +130,10 @@ class SearchTask:
             self.state, self.detail = state, detail
             self._report()
 
-    def finish(self, found: SearchResult, *, known: bool) -> None:
+    def finish(self, result: SearchResult, *, known: bool) -> None:
         if self.open:
             self.known = known
-            self._settle("done", found, self.detail)
+            self._settle("done", result, self.detail)
 
     def fail(self, why: str) -> None:
         if self.open:
@@ -140,7 +159,7 @@ class SearchTask:
 
     def _settle(self, state: SearchState, outcome: SearchResult | str, detail: str) -> None:
         self.state, self.detail, self.since = state, detail, time.monotonic()
-        self._outcome.set_result(outcome)
+        self.settled.set_result(outcome)
         self._report()
 
     def _report(self) -> None:

@@ -129,7 +129,7 @@ class TuningJobRun(JobRun):
             await self._end(n, "skipped", _BUDGET)
             return
         search = TuningTask(
-            id=f"{self.id}.{n}.{self.owner[:8]}",
+            id=f"{self.id}.{n}",
             problem=item.problem,
             exact=False,
             space=item.space,
@@ -361,7 +361,7 @@ class _QueryLog:
         for entry in entries:
             text = entry.problem.text()
             if entry.problem in self._awaited and text not in self.entries:
-                found = self._queue.found(entry.place, entry.problem)
+                found = self._queue.result(entry.place, entry.problem)
                 if found is not None and found.timings:
                     self.found[text] = found
             self.entries[text] = entry

@@ -123,11 +123,9 @@ async def site(pool: WorkerPool, server: RedisServer) -> AsyncIterator[Site]:
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
     scheduler = SearchScheduler(pool, metrics, TaskSupervisor(lambda task: None))
-    queue = SearchQueue("default", tunings, scheduler, metrics)
     try:
-        yield Site(pool, queue, tunings)
+        yield Site(pool, scheduler.open("default", tunings), tunings)
     finally:
-        await queue.close()
         await scheduler.close()
         await redis.aclose()
         await until(lambda: not any(worker.searching for worker in pool.workers()))

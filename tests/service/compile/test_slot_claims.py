@@ -16,8 +16,8 @@ from torchrelay.service.compile.slot_claims import SlotClaims
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
+from torchrelay.workers.scheduling.own_slots import OwnSlots
 from torchrelay.workers.scheduling.ray_cluster import RayNode
-from torchrelay.workers.scheduling.slot_claims import OwnSlots
 from torchrelay.workers.scheduling.slots import Slot, SlotPlace
 
 GROUP = "a cluster|cpu||"

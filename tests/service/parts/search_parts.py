@@ -85,9 +85,6 @@ class SearchPool:
             raise NoWorker("no worker for that toolchain")
         return [SearchDevice(name, name in self.searching, name in self.compiling) for name in self.up]
 
-    def waiting(self) -> int:
-        return self.queued
-
     def lose(self, worker: str, *, gone: bool = True) -> None:
         """Its actor dies."""
         if gone:
@@ -190,7 +187,7 @@ class Site:
 
     def another(self, namespace: str) -> SearchQueue:
         tunings = TuningDatabase(self.redis, Keys("torchrelay:", namespace), Scripts(self.redis), limit=1000)
-        return SearchQueue(namespace, tunings, self.scheduler, self.metrics)
+        return self.scheduler.open(namespace, tunings)
 
     async def wanted(
         self, *problems: Problem, place: DeviceEnvironment = PLACE, queue: SearchQueue | None = None
@@ -228,11 +225,9 @@ async def site(
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
     scheduler = SearchScheduler(pool, metrics, TaskSupervisor(lambda task: None))
-    queue = SearchQueue("default", tunings, scheduler, metrics)
     try:
-        yield Site(pool, scheduler, queue, tunings, metrics, redis)
+        yield Site(pool, scheduler, scheduler.open("default", tunings), tunings, metrics, redis)
     finally:
-        await queue.close()
         await scheduler.close()
         await redis.aclose()
 

@@ -132,9 +132,6 @@ class ArtifactPool:
     ) -> list[SearchDevice]:
         raise NoWorker("no worker searches here")
 
-    def waiting(self) -> int:
-        return 0
-
     async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
         raise NoWorker("no worker searches here")
 

@@ -133,9 +133,6 @@ class SearchingPool(ArtifactPool):
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[Any]:
         return self.searchers.search_devices(toolchain, target)
 
-    def waiting(self) -> int:
-        return self.searchers.queued
-
     async def search(self, order: bytes, *, worker: str, **rest: Any) -> None:
         await self.searchers.search(order, worker=worker, **rest)
 

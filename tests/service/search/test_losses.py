@@ -102,7 +102,7 @@ def test_a_searchers_last_word_counts(redis_server: RedisServer, monkeypatch: py
         store = here.tunings.store
         keeping = asyncio.Event()
 
-        async def slowly(entries: Sequence[TuningEntry]) -> list[StoredEntry]:
+        async def slowly(entries: Sequence[TuningEntry]) -> list[StoredEntry[TuningEntry]]:
             keeping.set()
             await asyncio.sleep(0.2)
             return await store(entries)
@@ -208,8 +208,7 @@ def test_compiles_that_have_ended_are_forgotten_though_another_still_waits(
         for number in range(10):  # what they want is known, or searched by nobody yet
             ended = msgspec.structs.replace(ASK, key=f"ended {number}")
             await here.queue.want(PLACE, [entry(2).problem, of(3 + number)], ended)
-        await here.until(lambda: len(here.queue._wants) == 1)
-        assert here.queue._turns.keys() == {ASK.key}
+        await here.until(lambda: [want.compile for want in here.queue._wants.values()] == [ASK.key])
         here.pool.release.set()
 
     run(redis_server, scenario)
@@ -231,7 +230,7 @@ def test_workers_that_are_gone_are_forgotten(
             here.pool.up = {f"worker {number}": PLACE}
             await begun.outcome()
             await here.until(lambda: not here.scheduler._sessions)
-        assert len(here.scheduler._places) <= 2
+        assert len(here.scheduler._environments) <= 2
         assert len(here.scheduler._backoffs) <= 2
 
     run(redis_server, scenario)
@@ -300,7 +299,7 @@ def test_a_gateway_that_stops_ends_its_searchers_and_tells_who_waits(redis_serve
     async def scenario(here: Site) -> None:
         search = here.queue.submit(task(1, hold="yes"), AIM)
         await here.until(lambda: here.pool.began != [])
-        await here.queue.close()
+        await here.scheduler.close()
         assert await search.outcome() == "the gateway stops"
         assert here.pool.searching == {}
 
@@ -336,6 +335,25 @@ def test_who_has_nothing_takes_over_what_another_has_not_begun_and_leaves_him_on
         assert len(winners(await here.wanted(*problems))) == 4
         assert here.pool.began[3:] == [("a", of(8).shape())]
         assert (await here.counted("found"), await here.counted("lost")) == (4, 0)
+
+    run(redis_server, scenario)
+
+
+def test_what_another_has_not_begun_is_taken_over_though_a_tuning_jobs_tasks_wait_for_room(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(here: Site) -> None:
+        here.pool.ahead = 3
+        here.pool.compiling = {"a", "b"}
+        here.pool.up.pop("b")
+        batch = here.queue.submit(task(50), AIM)
+        await here.queue.want(PLACE, [of(9, hold="yes"), of(8), of(7)], ASK)
+        await here.until(lambda: here.pool.began == [("a", of(9).shape())])
+        here.pool.up["b"] = PLACE
+        here.queue.expect(AIM)
+        await here.until(lambda: here.pool.began[1:] == [("b", of(7).shape())])
+        assert batch.state == "queued"
+        here.pool.release.set()
 
     run(redis_server, scenario)
 
@@ -395,7 +413,7 @@ def test_ten_thousand_tasks_do_not_stall_the_gateway(redis_server: RedisServer) 
 
 def test_bad_luck_has_a_bound() -> None:
     async def scenario() -> None:
-        search = search_task.SearchTask(task(1), AIM)
+        search = search_task.SearchTask(task(1), AIM, turn=1)
         for number in range(20):
             search.lose(candidate=f"c{number}", certain=True, why="it died")
         outcome = await search.outcome()

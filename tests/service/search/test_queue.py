@@ -11,6 +11,7 @@ from search_parts import AIM, ASK, Site, of, run, task, winners
 from service_parts import TOOLCHAIN, RedisServer
 from torchrelay.compiler.tuning.queries import KnownEntries, SearchResult
 from torchrelay.service.compile.search import queue, scheduler, session
+from torchrelay.service.compile.single_flight import Priority
 from tuning_parts import PLACE, entry
 
 
@@ -52,6 +53,30 @@ def test_what_a_compile_wants_later_is_put_in_its_order_and_another_compiles_beh
         here.pool.release.set()
         await here.wanted(*(of(size) for size in (3, 20, 500, 900)))
         assert [shape for _, shape in here.pool.began] == [of(size).shape() for size in (1, 500, 20, 3, 900)]
+
+    run(redis_server, scenario)
+
+
+def test_what_a_person_waits_for_is_searched_before_what_a_jobs_compile_waits_for(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario(here: Site) -> None:
+        here.pool.up.pop("b")
+        job, person = (msgspec.structs.replace(ASK, key=key) for key in ("a job's", "a person's"))
+        await here.queue.want(PLACE, [of(1, hold="yes")], ASK)
+        await here.until(lambda: here.pool.began != [])
+        await here.queue.want(PLACE, [of(900), of(800)], job, priority=Priority.BATCH)
+        await here.queue.want(PLACE, [of(3), of(800)], person)
+        here.pool.release.set()
+        await here.until(lambda: len(here.pool.began) == 4)
+        assert [shape for _, shape in here.pool.began] == [of(size).shape() for size in (1, 800, 3, 900)]
+
+    run(redis_server, scenario)
+
+
+def test_a_compile_without_problems_hears_of_none(redis_server: RedisServer) -> None:
+    async def scenario(here: Site) -> None:
+        assert await here.queue.want(PLACE, [], ASK, wait_seconds=5.0) == KnownEntries([])
 
     run(redis_server, scenario)
 
@@ -148,7 +173,7 @@ def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
         other = msgspec.structs.replace(TOOLCHAIN, python="cp399")
         ask = msgspec.structs.replace(ASK, toolchain=other)
         await here.queue.want(PLACE, [of(1)], ask)
-        await here.until(lambda: here.queue.count(urgent=True) == 0)
+        await here.until(lambda: not here.queue.waiting)
         assert (await here.queue.want(PLACE, [of(1)], ask)).given_up == [of(1)]
         assert await here.counted("no_searcher") == 1
 
@@ -181,15 +206,6 @@ def test_a_batch_task_that_is_known_is_not_searched(redis_server: RedisServer) -
         assert isinstance(outcome, SearchResult)
         assert (outcome.entry.winner.candidate, search.known) == ("theirs", True)
         assert here.pool.began == []
-
-    run(redis_server, scenario)
-
-
-def test_two_open_tasks_have_two_names(redis_server: RedisServer) -> None:
-    async def scenario(here: Site) -> None:
-        here.queue.submit(task(1, hold="yes"), AIM)
-        with pytest.raises(ValueError, match="t1 is open"):
-            here.queue.submit(task(1), AIM)
 
     run(redis_server, scenario)
 
@@ -255,8 +271,7 @@ def test_a_cancelled_task_is_not_searched_and_one_under_way_is_kept_all_the_same
         await third.outcome()
         assert [shape for _, shape in here.pool.began] == [of(1).shape(), of(3).shape()]
         assert len(await here.tunings.known(PLACE, [of(1, hold="yes")])) == 1
-        again = here.queue.submit(task(2), AIM)  # its name is free
-        await again.outcome()
+        await here.queue.submit(task(2), AIM).outcome()
 
     run(redis_server, scenario)
 
@@ -291,7 +306,6 @@ def test_namespaces_share_the_devices(redis_server: RedisServer, monkeypatch: py
         assert here.pool.namespaces[:2] == ["default", "red"]
         await here.wanted(of(300), queue=other)
         assert sum(search.state == "done" for search in slow) < 199
-        await other.close()
 
     run(redis_server, scenario)
 
@@ -344,7 +358,6 @@ def test_who_expects_takes_no_lane_from_who_has_work(redis_server: RedisServer) 
         await search.outcome()
         second = here.queue.submit(task(2), AIM)
         await second.outcome()
-        await other.close()
 
     run(redis_server, scenario)
 
@@ -359,7 +372,6 @@ def test_an_expecting_searcher_yields_to_a_compile_at_once(redis_server: RedisSe
         began = time.monotonic()
         assert winners(await here.wanted(of(1))) == {of(1): "a"}
         assert time.monotonic() - began < session.IDLE_SECONDS / 2
-        await other.close()
 
     run(redis_server, scenario)
 
@@ -378,6 +390,5 @@ def test_an_expecting_searcher_yields_to_a_batch_job_once_nothing_is_expected(
         await asyncio.sleep(0.3)
         assert batch.state == "queued"
         assert isinstance(await batch.outcome(), SearchResult)
-        await other.close()
 
     run(redis_server, scenario)

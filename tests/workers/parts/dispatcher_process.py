@@ -118,7 +118,7 @@ async def _obey(pool: WorkerPool, number: int, what: str, order: dict[str, Any])
         case "workers":
             answer = [(worker.id, worker.state) for worker in pool.workers()]
         case "standby":
-            answer = [pool.ready(), pool.standby()]
+            answer = [pool.ready(), not pool.workers() and pool.elsewhere > 0]
         case "compile":
             answer = await _compile(pool, order)
         case "search":
