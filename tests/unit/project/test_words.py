@@ -1,4 +1,7 @@
-"""Docstrings name what is there: each name in backticks, and each file, is one of the code's or of a library's."""
+"""Docstrings name what is there and are sentences; names of parameters and attributes say what they hold.
+
+Each name in backticks, and each file, is one of the code's or of a library's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import builtins
 import keyword
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -37,6 +41,10 @@ ELSEWHERE = {
     "input_output_analysis.py": "of torch._functorch",
 }
 """What docstrings name of others, and whose it is."""
+
+VAGUE = {"found", "given", "made", "one", "each", "held", "place", "order", "asked"}
+LIMITS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchrelay"]["words"]
+"""By package: how many fragments and vague names it may still have. The numbers only sink."""
 
 
 def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
@@ -109,3 +117,74 @@ def test_what_a_docstring_names_exists() -> None:
 def test_a_name_that_is_gone_is_seen(text: str) -> None:
     gone = "no_such" + "_name"  # in two words: this file is read, too
     assert _unknown(f'def f():\n    """{text.format(gone)}"""\n') != []
+
+
+def _fragments(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, beginning) of docstrings that begin with `Of`, `As` or `In`, and so are rarely sentences."""
+    for docstring in _docstrings(tree):
+        text = str(docstring.value).strip()
+        if re.match(r"(Of|As|In)\b", text):
+            yield docstring.lineno, text[:40]
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of all parameters, but for those of lambdas, and of all attributes, with their methods."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(args=of) | ast.AsyncFunctionDef(args=of):
+                for arg in (*of.posonlyargs, *of.args, *of.kwonlyargs, of.vararg, of.kwarg):
+                    if arg is not None:
+                        yield arg.lineno, arg.arg
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.ClassDef():
+                for member in node.body:
+                    match member:
+                        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                            yield member.lineno, name
+                        case ast.AnnAssign(target=ast.Name(id=name)):
+                            yield member.lineno, name
+                        case ast.Assign(targets=[ast.Name(id=name)]):
+                            yield member.lineno, name
+
+
+def _vague(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    return ((line, name) for line, name in _names(tree) if name.strip("_") in VAGUE)
+
+
+@pytest.mark.parametrize("kind", ["fragments", "names"])
+@pytest.mark.parametrize("top", TOPS)
+def test_no_package_has_more_fragments_and_vague_names_than_before(top: str, kind: str) -> None:
+    listed = _fragments if kind == "fragments" else _vague
+    places = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in FILES
+        if path.is_relative_to(ROOT / top)
+        for line, text in listed(ast.parse(path.read_text()))
+    ]
+    assert len(places) <= LIMITS[top][kind], "\n".join(places)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(found): ...",
+        "async def f(*, each=1): ...",
+        "def f(**given): ...",
+        "class A:\n    place: str",
+        "class A:\n    order = 1",
+        "class A:\n    def one(self): ...",
+        "def f(self):\n    self._held = 1",
+    ],
+)
+def test_a_vague_name_is_seen(source: str) -> None:
+    assert len(list(_vague(ast.parse(source)))) == 1
+
+
+def test_a_loop_variable_may_have_any_name() -> None:
+    assert list(_vague(ast.parse("for each in f():\n    found = [one for one in each]"))) == []
+
+
+@pytest.mark.parametrize(("text", "count"), [("Of a file.", 1), ("As told.", 1), ("Offers a file.", 0)])
+def test_a_fragment_is_seen(text: str, count: int) -> None:
+    assert len(list(_fragments(ast.parse(f'"""{text}"""')))) == count
