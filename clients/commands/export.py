@@ -15,7 +15,7 @@ from ...compiler.api.training.jobs import TrainJob
 from ...compiler.errors import ExportFailed, SettingsError
 from ..exporting import service_job
 from ..exporting.options import FORMATS, TARGETS, ExportManifest, ExportOptions, read_dynamic
-from ..gateway.training_jobs import TrainingJobsClient
+from ..gateway.jobs import TrainingJobsClient
 from ..reports.html_page import plural
 from . import output
 from .output import Namespace, OutputFolder

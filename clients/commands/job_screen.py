@@ -1,12 +1,12 @@
-"""What `train` and `tune` share: the short form that starts a job, and the screen that shows its events and state."""
+"""What `train` and `tune` share: the short form that starts a job, and the loop that shows its events and state."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,9 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ...compiler.errors import RelayError
+from ..gateway.jobs import JobsClient
 from .output import shown
 
 YAML = (".yaml", ".yml")
+Event = TypeVar("Event", contravariant=True)
 
 
 class JobGroup(typer.core.TyperGroup):
@@ -31,48 +33,57 @@ class JobGroup(typer.core.TyperGroup):
         return super().parse_args(ctx, args)
 
 
-class JobScreen:
-    """Prints lines to standard output. With `live` they go to its terminal, above a line with the job's state."""
+class JobDisplay(Protocol[Event]):
+    """Texts for the events of one job, which it is given in their order."""
 
-    def __init__(self, live: Live | None, *, quiet: bool) -> None:
-        self._live = live
-        self._quiet = quiet
+    def take(self, event: Event, /) -> Iterable[str]:
+        """The lines to print for the event."""
 
-    def line(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(Text(shown(text)), soft_wrap=True)
-        elif not self._quiet:
+    def line(self) -> str:
+        """The job's state."""
+
+
+def watch_job(
+    jobs: JobsClient[Any, Any, Event],
+    job: str,
+    display: JobDisplay[Event],
+    *,
+    after: int = 0,
+    json: bool = False,
+    plain: bool = False,
+) -> None:
+    """Follow a job to its end. The display's lines go to standard output, but with `json`; on a terminal its state is
+    below them, but with `plain`. Ctrl-C exits with 130. After it and after errors the job continues, and a message says
+    how to follow or cancel it."""
+    live: Live | None = None
+    if sys.stderr.isatty() and not (json or plain):
+        live = Live(console=Console(stderr=True), transient=True, refresh_per_second=8)
+
+    def say(text: str) -> None:
+        if live is not None:
+            live.console.print(Text(shown(text)), soft_wrap=True)
+        elif not json:
             print(shown(text), flush=True)
 
-    def trouble(self, error: RelayError) -> None:
-        """The service does not answer; the follower asks again."""
-        text = shown(f"{error.message}; waiting")
-        if self._live is not None:
-            self._live.console.print(Text(text), soft_wrap=True)
+    def say_trouble(error: RelayError) -> None:
+        text = f"{error.message}; waiting"
+        if live is not None:
+            say(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(shown(text), file=sys.stderr, flush=True)
 
-    def state(self, text: str) -> None:
-        if self._live is not None:
-            self._live.update(Text(shown(text), style="bold", no_wrap=True, overflow="ellipsis"))
-
-
-@contextmanager
-def job_screen(command: str, job: str, *, json: bool, plain: bool = False) -> Iterator[JobScreen]:
-    """For the time that a job is followed. plain: without the state. Ctrl-C exits with 130. After it and after errors
-    the job continues, and a message says how to follow or cancel it."""
     try:
-        if json or plain or not sys.stderr.isatty():
-            yield JobScreen(None, quiet=json)
-        else:
-            with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
-                yield JobScreen(live, quiet=False)
+        with live or nullcontext():
+            for event in jobs.follow(job, after=after, on_trouble=say_trouble):
+                for line in display.take(event):
+                    say(line)
+                if live is not None:
+                    state = Text(shown(display.line()), style="bold", no_wrap=True, overflow="ellipsis")
+                    live.update(state)
     except KeyboardInterrupt:
-        print(
-            f"\nthe job continues: `torchrelay {command} logs -f {job}`, `torchrelay {command} cancel {job}`",
-            file=sys.stderr,
-        )
+        logs, cancel = (f"`torchrelay {jobs.command} {rest} {job}`" for rest in ("logs -f", "cancel"))
+        print(f"\nthe job continues: {logs}, {cancel}", file=sys.stderr)
         raise typer.Exit(130) from None
     except RelayError:
-        print(f"the job continues: `torchrelay {command} logs -f {job}`", file=sys.stderr)
+        print(f"the job continues: `torchrelay {jobs.command} logs -f {job}`", file=sys.stderr)
         raise

@@ -15,7 +15,7 @@ import msgspec
 
 from ...compiler import decoding
 from ...compiler.errors import RelayError, SettingsError
-from ..gateway.training_jobs import TrainingJobsClient
+from ..gateway.jobs import TrainingJobsClient
 from ..settings import load_settings
 from ..training.rank_environment import load_rank
 from .export import export

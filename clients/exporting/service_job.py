@@ -12,7 +12,7 @@ from ...compiler import decoding
 from ...compiler.api.training.jobs import TrainJob, TrainRequest, TrainSpec
 from ...compiler.errors import ExportFailed, NotFound
 from ..atomic_file import write_atomically
-from ..gateway.training_jobs import TrainingJobsClient
+from ..gateway.jobs import TrainingJobsClient
 from ..jobfiles.working_directory import pack_directory
 from .options import JOB_SCHEME, META_FILE, ExportManifest, ExportOptions
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TypeVar
 
 import httpx2
 
-from ...compiler.errors import GatewayUnreachable, MalformedRequest, Overloaded, RelayError, Unavailable
-from .connection import JSON_BYTES, Connection, backoff, error_of, read_body
+from ...compiler.errors import MalformedRequest
+from .connection import JSON_BYTES, Connection, error_of, read_body
 from .deadline import Deadline
-
-T = TypeVar("T")
 
 _EVENT_BYTES = 1 << 20
 """The most that one event may hold."""
-_FOLLOW_SECONDS = 366 * 86400.0
-UNREACHABLE_SECONDS = 120.0
-"""Following a job ends after so long without a gateway. The job goes on."""
 
 
 class EventStream:
@@ -82,43 +76,3 @@ class _ObservedBody(httpx2.SyncByteStream):
 
     def close(self) -> None:
         self._body.close()
-
-
-def follow_events(
-    connection: Connection,
-    path: str,
-    decode_event: Callable[[httpx2.ServerSentEvent], T | None],
-    ended: Callable[[], bool],
-    *,
-    after: str = "",
-    on_trouble: Callable[[RelayError], None] | None = None,
-) -> Iterator[T]:
-    """What `decode_event` returns for each event after `after` (None is left out), until the stream ends and `ended`
-    returns true. A stream that breaks is resumed, and on_trouble is called with the reason. Raises NotFound;
-    GatewayUnreachable after two minutes without a gateway."""
-    clock = Deadline(_FOLLOW_SECONDS)
-    stream = EventStream(connection, path, clock, after=after)
-    attempt = 0
-    while True:
-        before = stream.last_read
-        trouble: RelayError | None = None
-        try:
-            for event in stream.read():
-                decoded = decode_event(event)
-                if decoded is not None:
-                    yield decoded
-            if ended():
-                return
-        except httpx2.TransportError as error:
-            trouble = connection.unreachable(error, clock)
-        except (GatewayUnreachable, Overloaded, Unavailable) as error:
-            trouble = error
-        if stream.last_read != before:
-            attempt = 0
-        if trouble is not None:
-            if time.monotonic() - stream.last_read > UNREACHABLE_SECONDS:
-                raise trouble
-            if on_trouble is not None and attempt == 0:
-                on_trouble(trouble)
-        attempt += 1
-        time.sleep(backoff(attempt))

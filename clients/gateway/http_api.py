@@ -1,14 +1,13 @@
-"""The base of all clients of the gateway's HTTP API: JSON calls with a deadline, namespaces, pages, finding a job."""
+"""The base of all clients of the gateway's HTTP API: JSON calls with a deadline, namespaces, pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol, Self, TypeVar
 
 import httpx2
 import msgspec
 
-from ...compiler.errors import NotFound
 from ..settings import ClientSettings
 from .connection import JSON_BYTES, Connection, decode
 from .deadline import Deadline
@@ -101,18 +100,3 @@ class HttpApi:
 
 def with_query(path: str, query: str) -> str:
     return f"{path}{'&' if '?' in path else '?'}{query}"
-
-
-def find_job(jobs: Sequence[tuple[str, str, T]], text: str, *, kind: str, verb: str) -> T:
-    """Of (id, name, job): the job with the id `text`, else the first with that name, else the only one whose id begins
-    with it. Raises NotFound."""
-    for position in (0, 1):
-        for entry in jobs:
-            if entry[position] == text:
-                return entry[2]
-    found = [job for id, _, job in jobs if text and id.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise NotFound(f"{text} begins the ids of {len(found)} jobs", hint="Give more digits")
-    raise NotFound(f"there is no {kind} job {text[:80]}", hint=f"`torchrelay {verb} ls` lists them")

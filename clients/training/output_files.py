@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...compiler.errors import LimitExceeded, MalformedRequest, RelayError
-from ..gateway.training_jobs import TrainingJobsClient
+from ..gateway.jobs import TrainingJobsClient
 from ..jobfiles.working_directory import IGNORE_FILE, included_names
 from ..settings import load_settings
 

@@ -12,12 +12,12 @@ from ....compiler.api.training.events import (
     FirstStep,
     JobNote,
     LogLines,
+    NumberedEvent,
     RankCompiles,
     RankEnded,
     RankStarted,
     StateChanged,
     StepMetrics,
-    TrainEvent,
     describe_rank_exit,
 )
 from ....compiler.api.training.jobs import CompileCounts
@@ -40,8 +40,8 @@ class ProgressDisplay:
         self._latest: dict[int, StepMetrics] = {}
         self._compiles: dict[int, RankCompiles] = {}
 
-    def take(self, event: TrainEvent) -> Iterator[str]:
-        """The lines to print for the event."""
+    def take(self, numbered: NumberedEvent) -> Iterator[str]:
+        event = numbered.event
         match event:
             case StepMetrics():
                 before = self._latest.get(event.rank, event)
@@ -69,7 +69,6 @@ class ProgressDisplay:
                 yield from self._state_changed(event)
 
     def line(self) -> str:
-        """The job's state."""
         parts = [self.state]
         if self._ranks:
             parts.append(plural(self._ranks, "rank"))

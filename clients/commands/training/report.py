@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from ....compiler import decoding
-from ...gateway.training_jobs import TrainingJobsClient
+from ...gateway.jobs import TrainingJobsClient
 from ...reports.html_page import PAGE, write_files
 from ...reports.profiling.summary import ProfileSummary
 from ...reports.training import page

@@ -11,12 +11,12 @@ import typer
 
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRequest
 from ....compiler.errors import BadTrainJob, SettingsError
-from ...gateway.training_jobs import TrainingJobsClient
+from ...gateway.jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
 from ...reports.html_page import plural
 from .. import output
-from ..job_screen import YAML, job_screen
+from ..job_screen import YAML, watch_job
 from ..output import Detach, Json, Namespace
 from .progress import ProgressDisplay, compiles_text
 
@@ -193,11 +193,7 @@ def watch(trains: TrainingJobsClient, job: TrainJob, *, after: int = 0, json: bo
         ranks = plural(job.spec.workers, "rank")
         print(f"job {job.id}: {output.shown(job.spec.name)}, {ranks}", file=sys.stderr)
     display = ProgressDisplay(state=job.state)
-    with job_screen("train", job.id, json=json) as screen:
-        for numbered in trains.follow(job.id, after=after, on_trouble=screen.trouble):
-            for line in display.take(numbered.event):
-                screen.line(line)
-            screen.state(display.line())
+    watch_job(trains, job.id, display, after=after, json=json)
     ended = trains.job(job.id)
     output.print_answer(ended, output.shown(_summary(ended)), json=json)
     if ended.state != "done":

@@ -14,7 +14,7 @@ import typer
 from ....compiler.api.training.events import LogLines, StepMetrics
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
-from ...gateway.training_jobs import TrainingJobsClient
+from ...gateway.jobs import TrainingJobsClient
 from ...reports.html_page import bytes_of
 from .. import output
 from ..job_screen import JobGroup

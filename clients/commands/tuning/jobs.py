@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,11 +21,11 @@ from ....compiler.api.tuning.jobs import (
 )
 from ....compiler.errors import BadTuneJob, SettingsError
 from ...gateway.compile_client import GatewayClient
-from ...gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
+from ...gateway.jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import captured_graphs, tune_file
 from ...settings import load_settings
 from .. import output
-from ..job_screen import JobGroup, job_screen
+from ..job_screen import JobGroup, watch_job
 from ..output import Detach, Follow, JobName, Json, Namespace
 
 app = typer.Typer(
@@ -173,16 +173,7 @@ def _follow(
     total = sum(job.items.values())
     if not json:
         print(f"job {job.id}: {total} items", file=sys.stderr)
-    latest: dict[int, TuneProgress] = {}
-    with job_screen("tune", job.id, json=json, plain=plain) as screen:
-        for event in tunes.follow(job.id, on_trouble=screen.trouble):
-            if isinstance(event, TuneProgress):
-                latest[event.item] = event
-                if event.state in ENDED and event not in earlier:
-                    screen.line(_line(event))
-                screen.state(_state(job, total, latest.values()))
-            elif isinstance(event, TuningJobStateChange) and event.state == "cancelled" and not earlier:
-                screen.line("cancelled")
+    watch_job(tunes, job.id, _TuneDisplay(job, total, earlier), json=json, plain=plain)
     reply = tunes.job(job.id)
     output.print_answer(reply, _summary(reply.job), json=json)
     # a ceiling that cannot be measured is no failure: the report shows one line less
@@ -192,12 +183,27 @@ def _follow(
         raise typer.Exit(1)
 
 
-def _state(job: TuneJob, total: int, items: Iterable[TuneProgress]) -> str:
-    searching = [item.text for item in items if item.state not in ENDED]
-    ended = sum(item.state in ENDED for item in items)
-    more = f" and {len(searching) - 1} more" if len(searching) > 1 else ""
-    now = f" · {searching[0][:60]}{more}" if searching else ""
-    return f"{job.name[:40]}: {ended} of {total} items ended{now}"
+class _TuneDisplay:
+    def __init__(self, job: TuneJob, total: int, earlier: Sequence[TuneProgress]) -> None:
+        self._job = job
+        self._total = total
+        self._earlier = earlier
+        self._latest: dict[int, TuneProgress] = {}
+
+    def take(self, event: TuneProgress | TuningJobStateChange) -> Iterator[str]:
+        if isinstance(event, TuneProgress):
+            self._latest[event.item] = event
+            if event.state in ENDED and event not in self._earlier:
+                yield _line(event)
+        elif event.state == "cancelled" and not self._earlier:
+            yield "cancelled"
+
+    def line(self) -> str:
+        searching = [item.text for item in self._latest.values() if item.state not in ENDED]
+        more = f" and {len(searching) - 1} more" if len(searching) > 1 else ""
+        now = f" · {searching[0][:60]}{more}" if searching else ""
+        ended = len(self._latest) - len(searching)
+        return f"{self._job.name[:40]}: {ended} of {self._total} items ended{now}"
 
 
 def _line(item: TuneProgress) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ....compiler.tuning.records import TuningEntry
-from ...gateway.tuning_jobs import TuningJobsClient
+from ...gateway.jobs import TuningJobsClient
 from ...jobfiles import tuning_lock
 from ...reports.html_page import PAGE, write_files
 from ...reports.tuning import page, plots, summary

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import torchrelay
-from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
+from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training.events import RankStarted
 from torchrelay.examples.harness.private_service import PrivateService

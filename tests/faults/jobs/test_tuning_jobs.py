@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from fault_parts import RedisProxy
 from service_parts import TOKEN, RedisServer, Running, wait_until
-from torchrelay.clients.gateway.tuning_jobs import TuningJobsClient, TuningJobStateChange
+from torchrelay.clients.gateway.jobs import TuningJobsClient, TuningJobStateChange
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.tuning.jobs import ENDED
 from tune_parts import SearchingGateway, SearchingPool, begun, ended, events, operator, results, shown

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_killed import Family, _gateway
-from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
+from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.jobfiles.working_directory import pack_directory
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRequest, TrainSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_killed import Family, _gateway
-from torchrelay.clients.gateway.tuning_jobs import TuningJobsClient
+from torchrelay.clients.gateway.jobs import TuningJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.tuning.jobs import OperatorTuneItem, TuneReply, TuneRequest, TuneResult
 from torchrelay.compiler.errors import RelayError

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, torchrelay, user
 from service_parts import TOKEN, Running, registered, wait_until
-from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
+from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.events import StepMetrics

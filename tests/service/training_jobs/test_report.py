@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from command_line import torchrelay, user
 from service_parts import TOKEN, Running, wait_until
-from torchrelay.clients.gateway.training_jobs import TrainingJobsClient
+from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.reports.profiling.summary import ProfiledStep, ProfileSummary
 from torchrelay.clients.settings import load_settings
 from torchrelay.clients.training.output_files import uploader

@@ -8,6 +8,7 @@ from torchrelay.compiler.api.training.events import (
     FirstStep,
     JobNote,
     LogLines,
+    NumberedEvent,
     RankCompiles,
     RankEnded,
     RankStarted,
@@ -19,7 +20,7 @@ from torchrelay.compiler.api.training.jobs import CompileCounts
 
 
 def told(view: ProgressDisplay, *events: TrainEvent) -> list[str]:
-    return [line for event in events for line in view.take(event)]
+    return [line for event in events for line in view.take(NumberedEvent(0, event))]
 
 
 def metrics(rank: int, step: int, **values: float) -> StepMetrics:
