@@ -77,14 +77,14 @@ class CheckedGraph:
                 f"{failure.message} (key {self._key})"
             )
             error.key = self._key
-            self._report.checked()
+            self._report.count("checked")
             self._run = self._refuse(error, inputs)
         except Exception as error:
             text = str(error).partition("\n")[0]
             _log.info("torchrelay: %s was not compared with eager: %s", self._key[:12], text or repr(error))
-            self._report.unchecked()
+            self._report.count("unchecked")
         else:
-            self._report.checked()
+            self._report.count("checked")
 
 
 class CannotCompare(Exception):

@@ -166,7 +166,7 @@ class LocalSource:
     def used(self, found: LoadedArtifact) -> LoadedArtifact:
         """Report that the program uses it: to the user, and for the next start of the script."""
         if found.early:
-            self._report.prefetched()
+            self._report.count("prefetched")
         if (
             self._prefetch is not None and found.outcome != "shared"
         ):  # else the process that obtained it reports it

@@ -53,6 +53,12 @@ Stage = Literal[
 traced, and the values that have guards, compared; Dynamo's own guards made."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
+Count = Literal[
+    "prefetched", "prefetch_failures", "programs", "programs_checked", "programs_stale", "checked", "unchecked",
+    "eager", "autotune_hits",
+]  # fmt: skip
+"""Fields of Report that are counts and no outcome of a graph."""
+
 _GRAPHS_KEPT = 1000
 _TRACED_KEPT = 1000
 RUN_FILE = "last_run.json"
@@ -172,19 +178,11 @@ class RunReport:
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
         self._outcomes: Counter[Outcome] = Counter()
+        self._counts: Counter[Count] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._refused: dict[str, RefusedOperator] = {}
-        self._eager = 0
         self._alone: Counter[str] = Counter()
-        self._autotune_hits = 0
         self._autotune_failures: Counter[str] = Counter()
-        self._prefetched = 0
-        self._prefetch_failures = 0
-        self._programs = 0
-        self._checked = 0
-        self._unchecked = 0
-        self._programs_checked = 0
-        self._programs_stale = 0
         self._traced: dict[TracedFunction, None] = {}
         self._trace: StartTrace | None = None
         self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
@@ -273,7 +271,7 @@ class RunReport:
         """Counts a graph that fell back, and that Inductor could not compile here because of `error`: it runs as it is.
         Warns the first time."""
         with self._lock:
-            self._eager += 1
+            self._counts["eager"] += 1
             for position, listed in enumerate(self._graphs):
                 if listed is fallback:
                     self._graphs[position] = msgspec.structs.replace(fallback, outcome="eager")
@@ -304,57 +302,33 @@ class RunReport:
             self._background = [other for other in self._background if other is not record]
         self._append(ended)
 
+    def count(self, what: Count) -> None:
+        """Adds one to this count of the Report."""
+        with self._lock:
+            self._counts[what] += 1
+
     def alone(self, error: RelayError) -> None:
-        """Counts a graph on which this process decides without the other processes of its job. The first one of each
-        error code is logged as a warning."""
+        """Counts a graph on which this process decides without the other processes of its job."""
         with self._lock:
             self._alone[error.code] += 1
-            first = self._alone[error.code] == 1
-        _log.log(logging.WARNING if first else logging.INFO, "torchrelay: decided without the job: %s", error)
-
-    def autotune_hit(self) -> None:
-        """Counts a kernel that its library's autotuner need not measure."""
-        with self._lock:
-            self._autotune_hits += 1
+        self.complain_once(f"decided without the job: {error}", about=f"alone {error.code}")
 
     def autotune_failed(self, error: RelayError) -> None:
-        """Counts a winner that could not be fetched or sent. The first one of a process is logged as a warning: no
-        filter can make that an exception, in the launch of a kernel."""
+        """Counts a winner that could not be fetched or sent. No filter can make an exception of what is logged, in the
+        launch of a kernel."""
         with self._lock:
-            first = not self._autotune_failures
             self._autotune_failures[error.code] += 1
-        _log.log(
-            logging.WARNING if first else logging.INFO,
-            "torchrelay: the team's autotune winners cannot be had now, and kernels are measured here: %s",
-            error,
+        self.complain_once(
+            f"the team's autotune winners cannot be had now, and kernels are measured here: {error}",
+            about="autotune",
         )
-
-    def prefetched(self) -> None:
-        """Counts a hit whose artifact was there before it was needed."""
-        with self._lock:
-            self._prefetched += 1
-
-    def checked(self) -> None:
-        """Counts a graph whose first call was compared with eager."""
-        with self._lock:
-            self._checked += 1
-
-    def unchecked(self) -> None:
-        """Counts a graph whose first call was to be compared with eager and could not be."""
-        with self._lock:
-            self._unchecked += 1
-
-    def program(self) -> None:
-        """Counts a function that started without tracing."""
-        with self._lock:
-            self._programs += 1
 
     def program_checked(self, function: str, difference: str) -> None:
         """Counts a function whose program was compared with a trace; warns of each that differs. Raises
         StaleProgramWarning only if a filter names it."""
         with self._lock:
-            self._programs_checked += 1
-            self._programs_stale += bool(difference)
+            self._counts["programs_checked"] += 1
+            self._counts["programs_stale"] += bool(difference)
         if difference:
             self.traced(function, f"its program was stale, and was dropped: {difference}")
             _warn(
@@ -372,8 +346,7 @@ class RunReport:
                 self._traced[TracedFunction(function, reason)] = None
 
     def prefetch_failed(self, error: Exception) -> None:
-        with self._lock:
-            self._prefetch_failures += 1
+        self.count("prefetch_failures")
         self.not_used("a prefetched artifact", error)
 
     def not_used(self, what: str, error: Exception) -> None:
@@ -414,20 +387,20 @@ class RunReport:
                 misses=self._outcomes["miss"],
                 coalesced=self._outcomes["coalesced"],
                 shared=self._outcomes["shared"],
-                prefetched=self._prefetched,
-                prefetch_failures=self._prefetch_failures,
-                programs=self._programs,
-                programs_checked=self._programs_checked,
-                programs_stale=self._programs_stale,
+                prefetched=self._counts["prefetched"],
+                prefetch_failures=self._counts["prefetch_failures"],
+                programs=self._counts["programs"],
+                programs_checked=self._counts["programs_checked"],
+                programs_stale=self._counts["programs_stale"],
                 traced=tuple(self._traced),
-                checked=self._checked,
-                unchecked=self._unchecked,
+                checked=self._counts["checked"],
+                unchecked=self._counts["unchecked"],
                 background=len(self._background),
                 fallbacks=dict(self._fallbacks),
-                eager=self._eager,
+                eager=self._counts["eager"],
                 refused=tuple(self._refused.values()),
                 alone=dict(self._alone),
-                autotune_hits=self._autotune_hits,
+                autotune_hits=self._counts["autotune_hits"],
                 autotune_failures=dict(self._autotune_failures),
                 seconds={stage: self._seconds[stage] for stage in STAGES},
                 graphs=(*self._graphs, *self._background),

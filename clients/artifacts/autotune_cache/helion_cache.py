@@ -50,7 +50,7 @@ class HelionCache(RemoteCacheBackend):  # type: ignore[misc, unused-ignore]
         except Exception as error:  # whatever Helion has against it
             _log.info("torchrelay: the team's configuration for %s is not used: %s", key[:16], error)
             return None
-        process_report().autotune_hit()
+        process_report().count("autotune_hits")
         return json.dumps(record)
 
     def put(self, key: str, data: str) -> None:

@@ -100,7 +100,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc, unused-ignore]
         except Exception as error:  # an answer in another form, a full disk: the kernel is measured
             _log.info("torchrelay: the team's winner for %s is not used: %s", filename, error)
             return None
-        process_report().autotune_hit()
+        process_report().count("autotune_hits")
         return path
 
 

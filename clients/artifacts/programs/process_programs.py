@@ -168,7 +168,7 @@ class ProcessPrograms:
         process_report().traced(_name(frame), reason)
 
     def used(self, frame: FrameName) -> None:
-        process_report().program()
+        process_report().count("programs")
 
 
 def _name(frame: FrameName) -> str:

@@ -60,10 +60,10 @@ def test_each_outcome_counts_in_its_own_place() -> None:
 def test_each_artifact_that_differs_from_eager_is_named() -> None:
     run = RunReport()
     for name in ("a", "b"):
-        run.checked()
+        run.count("checked")
         with pytest.warns(FallbackWarning, match=f"a graph .* key {name}"):
             run.fallback(ResultsDiffer(f"a graph does not give what eager gives, key {name}"))
-    run.unchecked()
+    run.count("unchecked")
     found = run.snapshot()
     assert (found.checked, found.unchecked, found.fallbacks) == (2, 1, {"results_differ": 2})
 
