@@ -14,8 +14,8 @@ from .training import train
 from .tuning import tune
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"torchrelay {VERSION}")
         raise typer.Exit
 

@@ -61,12 +61,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table, soft_wrap=True)
 
 
-def print_found(
-    found: object, headings: Sequence[str], rows: Iterable[Sequence[str]], *, json: bool, right: int = 0
+def print_rows(
+    value: object, headings: Sequence[str], rows: Iterable[Sequence[str]], *, json: bool, right: int = 0
 ) -> None:
-    """`found` as JSON, or else `rows` as a table."""
+    """`value` as JSON, or else `rows` as a table."""
     if json:
-        print_json(found)
+        print_json(value)
     else:
         print_table(headings, rows, right=right)
 

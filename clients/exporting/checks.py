@@ -20,7 +20,7 @@ from ...compiler.torch_internals.dynamo import symbolic_shapes
 from .options import EagerComparison, ExportedTensor
 
 ELEMENTS = 1 << 26
-"""Of all inputs together; larger sizes are not checked."""
+"""The most elements of all inputs together; larger sizes are not checked."""
 _SEED = 20
 
 
@@ -76,13 +76,13 @@ def tensors_of(
 
 def checked(
     what: str,
-    made: Callable[..., Any],
+    exported: Callable[..., Any],
     model: torch.nn.Module,
     example: Sequence[torch.Tensor],
     shapes: ProgramShapes,
     device: torch.device,
 ) -> list[EagerComparison]:
-    """Compare `made` with `model`, whose parameters are on `device`. Raises ExportFailed; its message begins with
+    """Compare `exported` with `model`, whose parameters are on `device`. Raises ExportFailed; its message begins with
     `what`."""
     found = []
     for kind, inputs in _cases(example, shapes):
@@ -96,7 +96,7 @@ def checked(
                     f"eager refuses {kind} inputs of shapes {sizes}: {_line(error)}"
                 ) from error
             try:
-                have = made(*[tensor.clone() for tensor in given])
+                have = exported(*[tensor.clone() for tensor in given])
             except Exception as error:
                 raise ExportFailed(f"{what} fails on inputs of shapes {sizes}: {_line(error)}") from error
         worst, tolerance = _compared(f"{what}, inputs of shapes {sizes}", want, have, given, model)
@@ -185,7 +185,8 @@ def _repeated(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _random(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Of the example's dtype, mean and spread; whole numbers and truth values between its least and largest."""
+    """Random values of the example's dtype, mean and spread; whole numbers and truth values between its least and
+    largest."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         wide = tensor.to(torch.complex64 if tensor.dtype.is_complex else torch.float32)
         spread, middle = (wide.std().item(), wide.mean().item()) if wide.numel() > 1 else (1.0, 0.0)

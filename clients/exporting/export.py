@@ -85,7 +85,7 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
                 function=options.function,
                 weights=weights,
                 torch=str(torch.__version__),
-                made=time.time(),
+                created=time.time(),
                 parameters=sum(p.numel() for p in here.module.parameters()),
                 inputs=inputs,
                 outputs=outputs,
@@ -116,12 +116,12 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
     return manifest
 
 
-def _line(made: ExportedFile) -> str:
-    worst = max(check.difference for check in made.checks)
-    how = f" ({made.how})" if made.how else ""
+def _line(file: ExportedFile) -> str:
+    worst = max(check.difference for check in file.checks)
+    how = f" ({file.how})" if file.how else ""
     return (
-        f"{made.name}{how}: {made.bytes / 1e6:.1f} MB in {made.seconds:.1f} s; {len(made.checks)} runs compared with "
-        f"eager, differences up to {worst:.2g} (allowed {made.checks[0].tolerance:g})"
+        f"{file.name}{how}: {file.bytes / 1e6:.1f} MB in {file.seconds:.1f} s; {len(file.checks)} runs compared with "
+        f"eager, differences up to {worst:.2g} (allowed {file.checks[0].tolerance:g})"
     )
 
 

@@ -94,13 +94,13 @@ class ExportedFile(Struct, frozen=True, kw_only=True):
 
 class ExportManifest(Struct, frozen=True, kw_only=True):
     """left_out: formats that failed while another one succeeded, and why. weights: their source. sizes: low and high of
-    each that varies. made: seconds since 1970."""
+    each that varies. created: seconds since 1970."""
 
     name: str
     function: str
     weights: str
     torch: str
-    made: float
+    created: float = msgspec.field(name="made")
     parameters: int
     inputs: list[ExportedTensor]
     outputs: list[ExportedTensor]

@@ -79,20 +79,20 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:400]
 
 
-def _of_file(place: Path) -> dict[str, Any]:
+def _of_file(file: Path) -> dict[str, Any]:
     try:
-        read = torch.load(place, map_location="cpu", weights_only=True)
+        read = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch all have errors of their own
         hint = "Save the model's state_dict with torch.save"
         raise ExportFailed(
-            f"{place} holds more than tensors, or is damaged: {_one_line(error)}", hint=hint
+            f"{file} holds more than tensors, or is damaged: {_one_line(error)}", hint=hint
         ) from None
     for key in KEYS:
         if isinstance(read, Mapping) and isinstance(read.get(key), Mapping):
             read = read[key]
             break
     if not isinstance(read, Mapping) or not all(isinstance(name, str) for name in read):
-        raise ExportFailed(f"{place} holds no state dict", hint="Save the model's state_dict with torch.save")
+        raise ExportFailed(f"{file} holds no state dict", hint="Save the model's state_dict with torch.save")
     return {_bare(name): value for name, value in read.items()}
 
 

@@ -22,7 +22,7 @@ from ...compiler.tuning.records import WRITTEN, Operand, contiguous
 from .yaml_lines import YamlPath, YamlReader, listed
 
 MAX_ITEMS = 1000
-"""Of one entry."""
+"""The most items of one entry."""
 _TENSOR = re.compile(r"([a-z][a-z0-9_]*)\[([^\[\]]*)\](?::(.+))?", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
@@ -150,7 +150,7 @@ class _Entry(_FilePart, frozen=True, kw_only=True):
     def _arguments(
         self, sizes: dict[str, Number]
     ) -> tuple[dict[str, Operand | schema.KernelConstant], dict[str, Number]]:
-        """In the file's order; and the numbers among them, with the sizes."""
+        """The arguments in the file's order; and the numbers among them, with the sizes."""
         numbers = dict(sizes)
         made: dict[str, Operand | schema.KernelConstant] = {}
         for name, value in self.fields.arguments.items():

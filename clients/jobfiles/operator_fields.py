@@ -244,7 +244,7 @@ def _matrix(dtype: str, layout: Layout, *size: int) -> Operand:
 
 
 def _lengths(text: str, dims: int) -> Sequence[int]:
-    """Of `56x40`, or of `56` for every dimension. Raises ValueError."""
+    """The lengths in `56x40`, or in `56` for every dimension. Raises ValueError."""
     lengths = tuple(map(int, text.split("x")))
     if len(lengths) not in (1, dims):
         raise ValueError(f"{text} is not of {dims} dimensions")

@@ -97,10 +97,10 @@ class _TrainFileReader(yaml_lines.YamlReader):
             )
         return int(found[1]) * _SIZES[found[2] or ""]
 
-    def _profile(self, given: Any) -> ProfileSpec:
+    def _profile(self, value: Any) -> ProfileSpec:
         """`"10:15"`, or fields: steps, ranks, nvtx, memory."""
         path: YamlPath = ("profile",)
-        named = {"steps": given} if isinstance(given, str) else given
+        named = {"steps": value} if isinstance(value, str) else value
         fields = self.fields(path, named, ("steps", "ranks", "nvtx", "memory"))
         found = re.fullmatch("(?:steps=)?([0-9]{1,15}):([0-9]{1,15})", str(fields.pop("steps", "")))
         if found is None:

@@ -66,7 +66,7 @@ class _Version(Struct):
 
 
 class _LockFile(_Version, forbid_unknown_fields=True):
-    place: list[dict[str, Any]] = []
+    places: list[dict[str, Any]] = msgspec.field(default_factory=list, name="place")
 
 
 # --- out -------------------------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ def _table(name: str, lines: Iterable[tuple[str, str]]) -> str:
     return f"[[{name}]]\n" + "".join(f"{key} = {value}\n" for key, value in lines)
 
 
-def _place_lines(place: records.DeviceEnvironment) -> Iterator[tuple[str, str]]:
+def _place_lines(environment: records.DeviceEnvironment) -> Iterator[tuple[str, str]]:
     for name in ("device", "capability", "driver", "torch", "triton", "cuda"):
-        yield name, _string(getattr(place, name))
-    if place.threads:
-        yield "threads", str(place.threads)
+        yield name, _string(getattr(environment, name))
+    if environment.threads:
+        yield "threads", str(environment.threads)
 
 
 def _entry_lines(entry: records.TuningEntry) -> Iterator[tuple[str, str]]:
@@ -175,7 +175,7 @@ class _LockReader:
             )
         file = self._convert(parsed, _LockFile, ())
         found: dict[tuple[object, ...], tuple[records.TuningEntry, tuple[int, ...]]] = {}
-        for number, fields in enumerate(file.place):
+        for number, fields in enumerate(file.places):
             blocks = fields.pop("problem", [])
             place = self._convert(fields, records.DeviceEnvironment, (number,))
             for index, block in enumerate(self._convert(blocks, list[Any], (number,))):
@@ -207,7 +207,7 @@ class _LockReader:
             self._fail(line, f"this is no TOML: {message[: where.start()]}")
 
     def _entry(
-        self, block: _ProblemTable, place: records.DeviceEnvironment, position: tuple[int, ...]
+        self, block: _ProblemTable, environment: records.DeviceEnvironment, position: tuple[int, ...]
     ) -> records.TuningEntry:
         try:
             problem = records.parse_problem(block.problem, tuple(sorted(block.settings.items())))
@@ -216,7 +216,7 @@ class _LockReader:
         timings = ((name, self._timing(block, name, position)) for name in _TIMINGS)
         entry = records.TuningEntry(
             problem=problem,
-            place=place,
+            place=environment,
             candidates=block.candidates,
             failed=block.failed,
             error=block.error,
@@ -238,8 +238,8 @@ class _LockReader:
         if candidate is None and times is None:
             return None
         if candidate is None or times is None:
-            given = f"{name}_ms" if candidate is None else name
-            self._fail(self._line(position, given), f"{name} and {name}_ms go together")
+            present = f"{name}_ms" if candidate is None else name
+            self._fail(self._line(position, present), f"{name} and {name}_ms go together")
         try:
             return records.Timing(candidate, times.median, times.low, times.high, times.samples)
         except ValueError as error:

@@ -17,7 +17,7 @@ from ...compiler import decoding, install_hint
 from ...compiler.errors import RequestError, SettingsError
 
 BYTES = 1 << 20
-"""Of a file."""
+"""The most bytes of a file."""
 _DEPTH = 12
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _UNSET = ("", "null", "~")
@@ -147,7 +147,7 @@ class YamlReader:
         self.fail(at, f"{_called(at)}: {problem}" if steps else problem)
 
     def seconds(self, path: YamlPath, value: Any) -> float:
-        """Of a number, or a text like 90s, 10m, 2h or 3d."""
+        """The seconds in a number, or in a text like 90s, 10m, 2h or 3d."""
         found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", str(value))
         if found is None:
             self.fail(path, f"{path[-1]} is {str(value)[:40]!r}; allowed: a number, or like 90s, 10m or 2h")

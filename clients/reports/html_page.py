@@ -82,7 +82,7 @@ def digits(value: float) -> str:
 
 
 def bytes_of(value: float) -> str:
-    """In powers of 1024."""
+    """A size in powers of 1024."""
     for size, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if abs(value) >= size:
             return f"{digits(value / size)} {unit}"

@@ -62,7 +62,7 @@ Count = Literal[
 _GRAPHS_KEPT = 1000
 _TRACED_KEPT = 1000
 RUN_FILE = "last_run.json"
-"""In the client's state folder; of a job's rank N, last_run.N.json."""
+"""The file in the client's state folder; that of a job's rank N is last_run.N.json."""
 _RUN_FILES = "last_run*.json"
 
 

@@ -15,7 +15,7 @@ _PRODUCTS = {"fp32": "highest", "tf32": "high"}
 
 
 def set_precision(precision: Precision) -> None:
-    """Of float32 matrix products; bf16 and fp16 are `autocast`'s."""
+    """Set the precision of float32 matrix products; bf16 and fp16 are `autocast`'s."""
     if precision in _PRODUCTS:
         torch.set_float32_matmul_precision(_PRODUCTS[precision])
 

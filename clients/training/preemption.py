@@ -22,7 +22,7 @@ class Preemption:
     def __init__(self) -> None:
         self.stopping = False
         """Whether `should_stop` has said yes."""
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._listening = False
         self._group: Any = None
         self._sum: tuple[Any, torch.Tensor] | None = None
@@ -31,7 +31,7 @@ class Preemption:
         if load_rank().capture:
             return False
         self._listen()
-        asked = self._asked.is_set()
+        asked = self._requested.is_set()
         if _alone():
             self.stopping = self.stopping or asked
             return self.stopping
@@ -49,7 +49,7 @@ class Preemption:
         if self._listening or threading.current_thread() is not threading.main_thread():
             return
         self._listening = True
-        signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
+        signal.signal(signal.SIGTERM, lambda *_: self._requested.set())
 
 
 def _alone() -> bool:

@@ -43,7 +43,7 @@ from .metrics.optimizer_steps import OptimizerSteps, process_steps
 from .output_files import UploadFile
 
 FOLDER = "profile"
-"""Of a job's files: rank-N.trace.json.gz and rank-N.summary.json."""
+"""The folder among a job's files of rank-N.trace.json.gz and rank-N.summary.json."""
 _SUMMARY_SECONDS = 600.0
 _CLOSE_SECONDS = 120.0
 _ADVICE = 8
@@ -321,7 +321,8 @@ class ProfilerSession:
 
 
 def _own_folder() -> Path:
-    """In the job's folder on this node, which is deleted even if this process is killed; else a temporary folder."""
+    """A folder in the job's folder on this node, which is deleted even if this process is killed; else a temporary
+    one."""
     prefix = ".torchrelay-profile-"
     try:
         return Path(tempfile.mkdtemp(prefix=prefix, dir=Path.cwd()))

@@ -137,7 +137,7 @@ class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True):
     compile_seconds: float | None = None
     """Workers' time in a period."""
     bytes: int | None = None
-    """Of artifacts; beyond it the least recently used ones are evicted."""
+    """The most bytes of artifacts; beyond it the least recently used ones are evicted."""
 
 
 class QuotaChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,7 +155,7 @@ class NamespaceReply(Struct, frozen=True, kw_only=True):
     own: Quota
     """Set by an administrator."""
     quota: Quota
-    """In force."""
+    """The quota in force."""
     compiles: int
     """That run or wait now."""
     compile_seconds: float

@@ -102,7 +102,7 @@ class WorkerInfo(Struct, frozen=True):
     jobs_done: int
     host: str = ""
     isolation: list[str] = []
-    """Of its compiles: any of namespaces, landlock, seccomp; or `none`, or `off`; []: not known yet."""
+    """What isolates its compiles: any of namespaces, landlock, seccomp; or `none`, or `off`; []: not known yet."""
     searching: bool = False
     """Whether a search worker uses its device."""
     processors: int = 0

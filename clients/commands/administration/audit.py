@@ -20,7 +20,7 @@ def audit(
     """Show who compiled, published, pinned and deleted what, and which tokens were issued and revoked."""
     with output.connect(AdminClient, namespace) as administration:
         found = administration.audit(limit)
-    output.print_found(
+    output.print_rows(
         found, ("when (UTC)", "namespace", "who", "did", "what"), [_row(entry) for entry in found], json=json
     )
 

@@ -70,10 +70,10 @@ def disown(yes: Yes = False) -> None:
     print(f"epoch {found.epoch} begins; earlier signatures do not count any more")
 
 
-def _row(key: ListedKey, found: KeysReply) -> tuple[str, ...]:
-    if key.id in found.revoked:
+def _row(key: ListedKey, reply: KeysReply) -> tuple[str, ...]:
+    if key.id in reply.revoked:
         state = "revoked"
-    elif key.id == found.current:
+    elif key.id == reply.current:
         state = "signs"
     else:
         state = "over" if key.until is not None and key.until <= time.time() else "counts"

@@ -33,7 +33,7 @@ def list_namespaces(json: Json = False) -> None:
     """List the namespaces that the token may see, with their use and quotas."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespaces()
-    output.print_found(found, _HEADINGS, [_row(namespace) for namespace in found], json=json)
+    output.print_rows(found, _HEADINGS, [_row(namespace) for namespace in found], json=json)
 
 
 @app.command()
@@ -41,7 +41,7 @@ def show(name: Name, json: Json = False) -> None:
     """Show one namespace."""
     with AdminClient(load_settings()) as administration:
         found = administration.namespace(_checked(name))
-    output.print_found(found, _HEADINGS, [_row(found)], json=json)
+    output.print_rows(found, _HEADINGS, [_row(found)], json=json)
 
 
 @app.command("set")
@@ -111,16 +111,16 @@ def _number(option: str, text: str, pattern: str) -> float | None:
     return float(found[1]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
 
 
-def _row(found: NamespaceReply) -> tuple[str, ...]:
-    quota = found.quota
-    left = found.period_ends_seconds
+def _row(reply: NamespaceReply) -> tuple[str, ...]:
+    quota = reply.quota
+    left = reply.period_ends_seconds
     return (
-        found.name,
-        _of(str(found.compiles), quota.compiles, str),
-        _of(f"{found.compile_seconds:.1f}", quota.compile_seconds, lambda most: f"{most:g}"),
+        reply.name,
+        _of(str(reply.compiles), quota.compiles, str),
+        _of(f"{reply.compile_seconds:.1f}", quota.compile_seconds, lambda most: f"{most:g}"),
         f"in {left / 3600:.1f} h" if left else "",
-        _of(bytes_of(found.bytes), quota.bytes, bytes_of),
-        str(found.artifacts),
+        _of(bytes_of(reply.bytes), quota.bytes, bytes_of),
+        str(reply.artifacts),
     )
 
 

@@ -87,7 +87,7 @@ def list_tokens(
     with AdminClient(load_settings()) as administration:
         found = administration.tokens()
     headings = ("id", "name", "namespace", "roles", "created", "expires", "state")
-    output.print_found(found, headings, [_row(record) for record in found], json=json)
+    output.print_rows(found, headings, [_row(record) for record in found], json=json)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ....compiler import VERSION, decoding
 from ....compiler.api import compiles
@@ -49,7 +49,7 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
     name: str
     status: Literal["pass", "fail", "skip"]
-    found: str
+    finding: str = field(name="found")
     advice: str = ""
 
 
@@ -76,7 +76,7 @@ def run() -> Iterator[CheckResult]:
     try:
         settings = load_settings()
     except SettingsError as error:
-        yield CheckResult(name="settings", status="fail", found=error.message, advice=error.advice)
+        yield CheckResult(name="settings", status="fail", finding=error.message, advice=error.advice)
         return
     failed: set[str] = set()
     with GatewayClient(settings) as gateway:
@@ -86,7 +86,7 @@ def run() -> Iterator[CheckResult]:
                 result = _result(check, gateway, settings)
             else:
                 advice = f"First see to {blocker!r}"
-                result = CheckResult(name=check.name, status="skip", found="not checked", advice=advice)
+                result = CheckResult(name=check.name, status="skip", finding="not checked", advice=advice)
             if result.status != "pass":
                 failed.add(check.name)
             yield result
@@ -94,9 +94,9 @@ def run() -> Iterator[CheckResult]:
 
 def _result(check: _Check, gateway: GatewayClient, settings: ClientSettings) -> CheckResult:
     try:
-        return CheckResult(name=check.name, status="pass", found=check.look(gateway, settings))
+        return CheckResult(name=check.name, status="pass", finding=check.look(gateway, settings))
     except RelayError as error:
-        return CheckResult(name=check.name, status="fail", found=error.message, advice=error.advice)
+        return CheckResult(name=check.name, status="fail", finding=error.message, advice=error.advice)
 
 
 # --- the checks, in the order in which a compile needs them ----------------------------------------------

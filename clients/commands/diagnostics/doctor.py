@@ -36,7 +36,7 @@ def doctor(
 
 def _line(result: checks.CheckResult) -> Text:
     status = result.status if result.status != "fail" else "FAIL"
-    line = Text.assemble((f"{status:<5}", _STYLES[result.status]), f"{result.name:<12}{result.found}")
+    line = Text.assemble((f"{status:<5}", _STYLES[result.status]), f"{result.name:<12}{result.finding}")
     if result.advice:
         line.append(f". {result.advice}")
     return line

@@ -42,7 +42,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List training jobs, the newest first."""
     with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.jobs()
-    output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
+    output.print_rows(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 @app.command()
@@ -146,7 +146,7 @@ def files(job: JobName, namespace: Namespace = "", json: Json = False) -> None:
     with output.connect(TrainingJobsClient, namespace) as trains:
         found = trains.files(trains.find(job).id)
     rows = [(each.name, bytes_of(each.bytes), each.digest[:12]) for each in found]
-    output.print_found(found, ("name", "size", "SHA-256"), rows, json=json)
+    output.print_rows(found, ("name", "size", "SHA-256"), rows, json=json)
 
 
 @app.command()

@@ -63,7 +63,7 @@ def list_jobs(namespace: Namespace = "", json: Json = False) -> None:
     """List tuning jobs, the newest first."""
     with output.connect(TuningJobsClient, namespace) as tunes:
         found = tunes.jobs()
-    output.print_found(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
+    output.print_rows(found, _HEADINGS, [_row(job) for job in found], right=4, json=json)
 
 
 @app.command()
@@ -231,8 +231,8 @@ def _item_row(item: TuneProgress) -> tuple[str, ...]:
 
 
 def _threads(spec: tune_file.TuneFile) -> int:
-    """Of kernels on a CPU, if the file does not say: as many as a graph has that is compiled from here. 0 if the job is
-    not for a CPU."""
+    """The threads of kernels on a CPU, if the file does not say: as many as graphs that are compiled from here have.
+    0 if the job is not for a CPU."""
     if spec.threads or not (spec.operators or spec.kernels) or spec.device not in ("", "cpu"):
         return 0
     if not spec.device:

@@ -32,7 +32,7 @@ class Bearer:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._lock = ForkSafeLock()
-        self._held: str | SignedIn = settings.token
+        self._known: str | SignedIn = settings.token
         self._file_state: tuple[int, ...] = ()
         self._tried = float("-inf")
         self._problem = ""
@@ -65,36 +65,36 @@ class Bearer:
             found = path.stat()
             state = (found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size)
             if state != self._file_state:
-                self._held, self._file_state = read_token_file(path), state
+                self._known, self._file_state = read_token_file(path), state
         except OSError as error:
             raise Unauthenticated(f"the token in {path} cannot be read: {error.strerror}") from None
         except SettingsError as error:
             raise Unauthenticated(error.message, hint=error.advice) from None
-        if isinstance(self._held, SignedIn) and not same_gateway(self._held.url, self._settings.url):
+        if isinstance(self._known, SignedIn) and not same_gateway(self._known.url, self._settings.url):
             raise Unauthenticated(
                 f"{path} is for another gateway by now", hint="Run `torchrelay login`, and start this anew"
             )
-        return self._held
+        return self._known
 
-    def _renewed(self, path: Path, held: SignedIn) -> SignedIn:
+    def _renewed(self, path: Path, signed_in: SignedIn) -> SignedIn:
         """A token with a longer life if there can be one, else the same. Raises Unauthenticated if the file is gone."""
         try:
             with _alone(path):
                 found = self._read(path)
                 if isinstance(found, SignedIn):
-                    held = found
-                if held.sign_in.renew <= time.time():
-                    held = self._asked(held)
-                    write_credentials(path, **structs.asdict(held))
+                    signed_in = found
+                if signed_in.sign_in.renew <= time.time():
+                    signed_in = self._refreshed(signed_in)
+                    write_credentials(path, **structs.asdict(signed_in))
         except RelayError as error:
             self._tried, self._problem = time.monotonic(), error.message
         except OSError as error:
             self._tried, self._problem = time.monotonic(), f"{path.parent}: {error.strerror}"
-        return held
+        return signed_in
 
-    def _asked(self, held: SignedIn) -> SignedIn:
+    def _refreshed(self, before: SignedIn) -> SignedIn:
         """Raises Unauthenticated, GatewayUnreachable, SettingsError."""
-        known = held.sign_in
+        known = before.sign_in
         if not known.refresh_token:
             raise Unauthenticated("the sign-in provider gave nothing to renew it with")
         with ProviderClient(self._settings, known.issuer, known.client_id) as client:
@@ -106,7 +106,7 @@ class Bearer:
             bearer=known.bearer,
             refresh_token=known.refresh_token,
         )
-        return structs.replace(held, token=token, sign_in=renewed)
+        return structs.replace(before, token=token, sign_in=renewed)
 
 
 @contextmanager

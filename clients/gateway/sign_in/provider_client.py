@@ -24,7 +24,7 @@ from ..credentials import SignIn
 _ANSWER_BYTES = 256 << 10
 _ANSWER_SECONDS = 10.0
 _LIFETIME_SECONDS = 300.0
-"""Of a token whose answer names none."""
+"""The lifetime of a token whose answer names none."""
 _RENEW_AFTER = 0.75
 """A token is renewed after this share of its lifetime."""
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class ProviderClient:
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise GatewayUnreachable(
                 f"the sign-in provider at {url} cannot be reached: {error or type(error).__name__}",
-                hint="See to the network, or to TORCHRELAY_CA_FILE",
+                hint="Check the network and TORCHRELAY_CA_FILE",
             ) from None
 
     def _read(self, answer: httpx2.Response, type: type[T]) -> T:

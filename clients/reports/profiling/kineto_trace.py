@@ -110,22 +110,22 @@ def length(covered: Iterable[Interval]) -> float:
     return sum(end - start for start, end in covered)
 
 
-def common(one: Cover, other: Cover) -> Cover:
+def common(first: Cover, other: Cover) -> Cover:
     """The intersection."""
     found: Cover = []
     i = j = 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+    while i < len(first) and j < len(other):
+        start, end = max(first[i][0], other[j][0]), min(first[i][1], other[j][1])
         if start < end:
             found.append((start, end))
-        if one[i][1] < other[j][1]:
+        if first[i][1] < other[j][1]:
             i += 1
         else:
             j += 1
     return found
 
 
-def without(one: Cover, other: Cover) -> Cover:
-    """The difference: `one` without `other`."""
+def without(first: Cover, other: Cover) -> Cover:
+    """The difference: `first` without `other`."""
     edges = [-math.inf, *itertools.chain.from_iterable(other), math.inf]
-    return common(one, list(zip(edges[::2], edges[1::2], strict=True)))
+    return common(first, list(zip(edges[::2], edges[1::2], strict=True)))

@@ -61,14 +61,14 @@ def page(report: TrainingReport) -> str:
 def _tiles(report: TrainingReport) -> list[Tile]:
     job, counts = report.job, report.job.compiles
     tiles = [("steps", f"{job.step + 1:,}" if report.series else "0", plural(job.restarts, "restart"))]
-    loss = report.one("loss")
+    loss = report.named("loss")
     if loss is not None and loss.last is not None:
         first = min(line[0] for line in loss.lines.values())[1]
         tiles.append(("loss", number(loss.last), f"{number(first)} at first"))
-    throughput = report.one("throughput")
+    throughput = report.named("throughput")
     if throughput is not None:
         tiles.append((throughput.unit, number(_median(throughput)), "median, all ranks together"))
-    step_time = report.one("step_seconds")
+    step_time = report.named("step_seconds")
     if step_time is not None:
         tiles.append(("a step", milliseconds(_median(step_time) * 1e3), "median"))
     if job.first_step_seconds:

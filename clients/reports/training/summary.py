@@ -39,7 +39,7 @@ TITLES = {
     "wait_seconds": "Waiting for data, each step",
     "gradient_norm": "Gradient norm",
 }
-"""Of series, in the order in which they are shown; a script's own come after them."""
+"""Titles of series, in the order in which they are shown; a script's own come after them."""
 COUNTED = ("tokens", "samples")
 """Units of throughput; the first that a job reports is used."""
 _OTHERS = 12
@@ -89,7 +89,7 @@ class TrainingReport(Struct, frozen=True, kw_only=True):
     profiles: list[ProfileSummary]
     traces: list[str]
 
-    def one(self, name: str) -> MetricSeries | None:
+    def named(self, name: str) -> MetricSeries | None:
         return next((series for series in self.series if series.name == name), None)
 
 
@@ -180,9 +180,9 @@ def _unit(name: str) -> str:
 
 
 def _throughput(counted: Mapping[int, Line], seconds: Mapping[int, Line]) -> dict[int, Line]:
-    """Of all ranks together, by step: the tokens or samples of the ranks that trained then, divided by the slowest
-    rank's time. Ranks do not report at the same steps: for a step that a rank did not report, its latest earlier value
-    counts, else its first."""
+    """The throughput of all ranks together, by step: the tokens or samples of the ranks that trained then, divided by
+    the slowest rank's time. Ranks do not report at the same steps: for a step that a rank did not report, its latest
+    earlier value counts, or its first if there is no earlier one."""
     both = [(counted[rank], line) for rank, line in seconds.items() if line and counted.get(rank)]
     found: Line = []
     for step in sorted({step for _, line in both for step, _ in line}):

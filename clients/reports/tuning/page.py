@@ -16,7 +16,7 @@ from . import roofline
 from .summary import TunedDevice, TuningReport, TuningRow
 
 _LISTED = 40
-"""Of one problem's candidates and failures, and of graphs."""
+"""How many of one problem's candidates and failures are listed, and how many graphs."""
 _LISTED_MISSING = 200
 _COLORS = 6
 _CHANGE_NAMES = {
@@ -52,7 +52,7 @@ def page(report: TuningReport) -> str:
 
 
 def _about(report: TuningReport) -> list[str]:
-    devices = list(dict.fromkeys(device.place.device for device in report.devices))
+    devices = list(dict.fromkeys(device.environment.device for device in report.devices))
     job = report.job
     return devices if job is None else [*devices, f"job {job.id}, {job.state}", f"started by {job.by}"]
 
@@ -81,14 +81,14 @@ def _counted(changes: Sequence[TuningChange]) -> str:
 
 
 def _facts(device: TunedDevice) -> list[str]:
-    place = device.place
+    environment = device.environment
     facts = {
-        "capability": place.capability,
-        "driver": place.driver,
-        "torch": place.torch,
-        "Triton": place.triton,
-        "CUDA": place.cuda,
-        "threads": place.threads,
+        "capability": environment.capability,
+        "driver": environment.driver,
+        "torch": environment.torch,
+        "Triton": environment.triton,
+        "CUDA": environment.cuda,
+        "threads": environment.threads,
         "clock": device.clock,
     }
     return [f"{name} {value}" for name, value in facts.items() if value]

@@ -35,7 +35,7 @@ class KernelWork(Struct, frozen=True):
 
 
 class DeviceCeilings(Struct, frozen=True):
-    """Of one device, as measured: flops a second by kind, and bytes a second; 0: not measured."""
+    """What one device reaches, as measured: flops a second by kind, and bytes a second; 0: not measured."""
 
     flops: Mapping[str, float] = {}
     bytes: float = 0.0
@@ -105,7 +105,7 @@ def share(entry: TuningEntry, device: DeviceCeilings) -> RooflineShare | None:
 
 
 def _bytes(operand: Operand) -> int | None:
-    """Of distinct elements: an expanded dimension (stride 0) is read once."""
+    """The bytes of distinct elements: an expanded dimension (stride 0) is read once."""
     each = DTYPE_BYTES.get(operand.dtype)
     if each is None:
         return None

@@ -57,9 +57,9 @@ class TunedGraph(Struct, frozen=True):
 
 
 class TunedDevice(Struct, frozen=True):
-    """place: the device and its versions. rows: the largest gain first."""
+    """environment: the device and its versions. rows: the largest gain first."""
 
-    place: DeviceEnvironment
+    environment: DeviceEnvironment
     rows: list[TuningRow]
     ceilings: roofline.DeviceCeilings
 
@@ -108,7 +108,7 @@ def report(
     for result in by_problem.values():
         by_place.setdefault(result.entry.place, []).append(result)
     devices = [_device(place, found) for place, found in by_place.items()]
-    devices = sorted((each for each in devices if each.rows), key=lambda each: _sort_key(each.place))
+    devices = sorted((each for each in devices if each.rows), key=lambda each: _sort_key(each.environment))
     rows = [row for device in devices for row in device.rows]
     searched = [row for row in rows if not row.result.known]
     compared = [row for row in rows if not _only_pads(row.entry)]
@@ -149,15 +149,15 @@ def _large(entry: TuningEntry) -> bool:
     return entry.problem.op == "mm" and len(sizes) == 1 and min(sizes) >= _LARGE
 
 
-def _sort_key(place: DeviceEnvironment) -> tuple[str, ...]:
-    return place.device, place.torch, place.digest()
+def _sort_key(environment: DeviceEnvironment) -> tuple[str, ...]:
+    return environment.device, environment.torch, environment.digest()
 
 
-def _device(place: DeviceEnvironment, results: Sequence[TuneResult]) -> TunedDevice:
+def _device(environment: DeviceEnvironment, results: Sequence[TuneResult]) -> TunedDevice:
     tuned = [result for result in results if not result.ceiling]
     measured = [result.entry for result in results if result.ceiling]
     ceilings = roofline.ceilings(measured, [result.entry for result in tuned])
-    return TunedDevice(place, sorted((_row(result, ceilings) for result in tuned), key=_gain), ceilings)
+    return TunedDevice(environment, sorted((_row(result, ceilings) for result in tuned), key=_gain), ceilings)
 
 
 def _row(result: TuneResult, ceilings: roofline.DeviceCeilings) -> TuningRow:

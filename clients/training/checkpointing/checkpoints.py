@@ -127,10 +127,10 @@ class Checkpoints:
             return
         self.wait()
         begun = time.perf_counter()
-        place, group = self._begin()
+        storage, group = self._begin()
         if not self._cleared:  # not earlier: a process that only restores may read while another writes
             self._cleared = True
-            group.of_first(attempt(place.clear)[1] if group.rank == 0 else "")
+            group.of_first(attempt(storage.clear)[1] if group.rank == 0 else "")
         name = f"step-{step}"
         state, zero = gather_state(model, optimizer_list(optimizer))
         own = {
@@ -143,10 +143,10 @@ class Checkpoints:
         }
         buffer = io.BytesIO()
         torch.save(own, buffer)
-        folder, problem = attempt(lambda: place.begin(name))
+        folder, problem = attempt(lambda: storage.begin(name))
         problems = [text for text in group.gathered(problem) if text]
         if problems or folder is None:
-            attempt(lambda: place.abandon(name))
+            attempt(lambda: storage.abandon(name))
             self._report(step, begun, f"no folder for it: {problems[0]}")
             return
         writer = FileSystemWriter(folder)
@@ -162,25 +162,25 @@ class Checkpoints:
     def _finish(self, pending: _Pending, name: str) -> None:
         """Runs in the thread, once this rank's files are written. Raises nothing."""
         assert self._ready is not None
-        place, group = self._ready
-        files, problem = attempt(lambda: self._store_own(pending, name, place, group))
+        storage, group = self._ready
+        files, problem = attempt(lambda: self._store_own(pending, name, storage, group))
         try:
             stored = group.gathered((files or [], problem))
             problems = [text for _, text in stored if text]
             every = [file for rank_files, _ in stored for file in rank_files]
             manifest = CheckpointManifest(pending.step, group.size, every)
             if group.rank == 0 and not problems:
-                problems = [text for text in [attempt(lambda: place.publish(name, manifest))[1]] if text]
+                problems = [text for text in [attempt(lambda: storage.publish(name, manifest))[1]] if text]
             problem = group.of_first(problems[0] if problems else "")
         except RuntimeError as error:  # a rank is gone: the job's worker handles that
             problem = f"a rank was lost: {error_line(error)}"
         if problem:
-            attempt(lambda: place.abandon(name))
+            attempt(lambda: storage.abandon(name))
         else:
-            place.done(name)
+            storage.done(name)
             self.latest = name
             if group.rank == 0:
-                self._prune(place, pending.step)
+                self._prune(storage, pending.step)
         self._report(
             pending.step,
             pending.begun,
@@ -189,7 +189,7 @@ class Checkpoints:
         )
 
     def _store_own(
-        self, pending: _Pending, name: str, place: CheckpointStorage, group: RankGroup
+        self, pending: _Pending, name: str, storage: CheckpointStorage, group: RankGroup
     ) -> list[CheckpointFile]:
         pending.model.result()
         own = pending.folder / f"rank-{group.rank}.pt"
@@ -198,16 +198,16 @@ class Checkpoints:
         if group.rank == 0:
             names.append(".metadata")
         files = [file_of(pending.folder, each) for each in names]
-        place.store(name, files)
+        storage.store(name, files)
         return files
 
-    def _prune(self, place: CheckpointStorage, step: int) -> None:
+    def _prune(self, storage: CheckpointStorage, step: int) -> None:
         """Delete old checkpoints up to `step`. Later ones are damaged, and do not count among those to keep."""
 
         def old() -> None:
-            names = [name for name in place.names() if step_of(name) <= step]
+            names = [name for name in storage.names() if step_of(name) <= step]
             for name in names[self._keep :]:
-                place.drop(name)
+                storage.drop(name)
 
         _, problem = attempt(old)
         if problem:
@@ -246,11 +246,11 @@ class Checkpoints:
         if self._off:
             return None
         self.wait()
-        place, group = self._begin()
-        names = group.of_first_or_raise(place.names)
+        storage, group = self._begin()
+        names = group.of_first_or_raise(storage.names)
         for name in names:
             with contextlib.ExitStack() as stack:
-                problem, folder = self._opened(place, group, name, stack)
+                problem, folder = self._opened(storage, group, name, stack)
                 if not problem:
                     step = step_of(name)
                     optimizers = optimizer_list(optimizer)
@@ -271,14 +271,14 @@ class Checkpoints:
         return None
 
     def _opened(
-        self, place: CheckpointStorage, group: RankGroup, name: str, stack: contextlib.ExitStack
+        self, storage: CheckpointStorage, group: RankGroup, name: str, stack: contextlib.ExitStack
     ) -> tuple[str, Path]:
         """(problem or '', local folder). One rank of each machine opens the checkpoint; each rank checks a share."""
-        manifest, problem = attempt(lambda: place.manifest(name))
+        manifest, problem = attempt(lambda: storage.manifest(name))
         hosts = group.gathered(socket.gethostname())
         folder: Path | None = None
         if manifest is not None and hosts.index(hosts[group.rank]) == group.rank:
-            context = place.opened(name, manifest)
+            context = storage.opened(name, manifest)
             folder, problem = attempt(lambda: stack.enter_context(context))
         folders = group.gathered(folder)
         local = folders[hosts.index(hosts[group.rank])]

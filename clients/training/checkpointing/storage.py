@@ -110,7 +110,7 @@ class FolderStorage:
         """Called by rank 0 before the first save: delete incomplete checkpoints."""
         for old in self._folder.glob(f"step-*{_REPLACED}"):
             name = old.name.removesuffix(_REPLACED)
-            if self._place(name) == old:
+            if self._current_folder(name) == old:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
                 old.rename(self._folder / name)
         for path in self._folder.glob(f"step-*{_PARTIAL}"):
@@ -158,14 +158,14 @@ class FolderStorage:
 
     def manifest(self, name: str) -> CheckpointManifest:
         """Raises CheckpointError if its list cannot be read."""
-        return _decode(name, (self._place(name) / _MANIFEST).read_bytes())
+        return _decode(name, (self._current_folder(name) / _MANIFEST).read_bytes())
 
     @contextlib.contextmanager
     def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
         """A folder on this machine with the files, valid inside the block. For one process of each machine."""
-        yield self._place(name)
+        yield self._current_folder(name)
 
-    def _place(self, name: str) -> Path:
+    def _current_folder(self, name: str) -> Path:
         """The checkpoint's folder; if a process ended just as it replaced the checkpoint, that of the one before."""
         final, old = self._folder / name, self._folder / (name + _REPLACED)
         return old if not (final / _MANIFEST).exists() and (old / _MANIFEST).exists() else final

@@ -24,8 +24,8 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
     start, group, barrier = dist.init_process_group, dist.new_group, dist.monitored_barrier
     backends: dict[Any, str] = {}
 
-    def init_process_group(backend: Any = None, *_: Any, **given: Any) -> None:
-        size, mine = given.get("world_size", -1), given.get("rank", -1)
+    def init_process_group(backend: Any = None, *_: Any, **options: Any) -> None:
+        size, mine = options.get("world_size", -1), options.get("rank", -1)
         with ExitStack() as real:
             real.enter_context(fake_process_group.replaced_everywhere(init_process_group, start))
             fake_process_group.init_fake_process_group(
@@ -33,10 +33,12 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
             )
         backends[None] = backends[dist.group.WORLD] = _name(backend)
 
-    def new_group(ranks: Any = None, *_: Any, **given: Any) -> Any:
-        kept = {name: given[name] for name in ("group_desc", "use_local_synchronization") if name in given}
+    def new_group(ranks: Any = None, *_: Any, **options: Any) -> Any:
+        kept = {
+            name: options[name] for name in ("group_desc", "use_local_synchronization") if name in options
+        }
         made = group(ranks, **kept)
-        backends[made] = _name(given["backend"]) if given.get("backend") else backends.get(None, "")
+        backends[made] = _name(options["backend"]) if options.get("backend") else backends.get(None, "")
         return made
 
     def get_backend(of: Any = None) -> str:
@@ -57,7 +59,7 @@ def fake_process_groups(rank: int, world_size: int) -> Iterator[None]:
 
 
 def _name(backend: Any) -> str:
-    """As `get_backend` returns it; '' for one that this torch does not have."""
+    """The name that `get_backend` returns; '' for one that this torch does not have."""
     name = dist.Backend.UNDEFINED if backend is None else dist.Backend(backend)
     known = name == dist.Backend.UNDEFINED or ":" in name or dist.is_backend_available(name)
     return name if known else ""

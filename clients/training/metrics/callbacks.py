@@ -45,7 +45,7 @@ class TensorBoard(Callback):
     def __init__(self, folder: str | Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._made: Any = None
+        self._open: Any = None
         self._make = functools.partial(SummaryWriter, str(folder))
         self._lock = threading.Lock()
 
@@ -58,11 +58,11 @@ class TensorBoard(Callback):
             self._writer().add_scalar("checkpoint_seconds", checkpoint.seconds, checkpoint.step)
 
     def on_end(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        if self._open is not None:
+            self._open.close()
 
     def _writer(self) -> Any:
         """Made when there is something to write, so that no empty file is left."""
         with self._lock:
-            self._made = self._made or self._make()
-        return self._made
+            self._open = self._open or self._make()
+        return self._open

@@ -98,7 +98,7 @@ class RankEnded(Struct, frozen=True, kw_only=True, tag="rank_ended"):
 
 
 def describe_exit(code: int) -> str:
-    """In words. code: exit code, or minus the signal's number."""
+    """How a process ended, in words. code: exit code, or minus the signal's number."""
     if code >= 0:
         return f"ended with exit code {code}"
     name = ""
@@ -166,7 +166,7 @@ def read_event(data: bytes, decode: Decode) -> TrainEvent:
 
 
 def read_events(data: bytes, decode: Decode) -> list[NumberedEvent]:
-    """As `read_event`, for a list of NumberedEvent."""
+    """Reads a list of NumberedEvent, each as `read_event` does."""
     try:
         events: list[NumberedEvent] = decode(data, type=list[NumberedEvent])
     except msgspec.ValidationError:

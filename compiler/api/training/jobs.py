@@ -98,7 +98,7 @@ class TrainSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     tune: bool = False
     profile: ProfileSpec | None = None
     timeout_seconds: Annotated[float, Meta(ge=0, le=10 * 366 * 86400)] = 0.0
-    """Of running time; 0: none."""
+    """Limit of the running time; 0: none."""
 
 
 class TrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

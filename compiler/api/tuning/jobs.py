@@ -34,7 +34,7 @@ Line = Annotated[int, Meta(ge=0, le=1 << 31)]
 _Seconds = Annotated[float, Meta(ge=0, le=TEN_YEARS_SECONDS)]
 
 TuneMode = Literal["", "max-autotune", "max-autotune-no-cudagraphs"]
-"""Of a graph. '': the captured mode if it tunes, else max-autotune-no-cudagraphs."""
+"""The mode of a graph. '': the captured mode if it tunes, else max-autotune-no-cudagraphs."""
 
 
 class OperatorTuneItem(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="operator"):
@@ -72,11 +72,11 @@ class TuneBudget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     """Limits of a job; once one is reached, no search begins. 0: no limit."""
 
     seconds: _Seconds = 0.0
-    """Of search time, summed over devices."""
+    """Limit of the search time, summed over devices."""
     trials: Count = 0
     """Candidates that are run."""
     samples: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    """Of one candidate; 0: the default."""
+    """How many one candidate gets; 0: the default."""
 
 
 class TuneOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

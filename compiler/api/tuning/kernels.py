@@ -14,7 +14,7 @@ from ...request import allowed_names, schema
 from ...tuning.records import Operand, Problem
 
 MAX_CANDIDATES = 1024
-"""Of one kernel, as in any request (compiler/request/validate.py)."""
+"""Limit of one kernel, as in any request (compiler/request/validate.py)."""
 
 MAX_ARGUMENTS = 56
 """Limit of a kernel's tensors, and of its other arguments: a problem has room for as many."""
@@ -107,7 +107,7 @@ def request(kernel: KernelSpec, toolchain: schema.Toolchain, target: schema.Targ
 
 
 def source_digest(source: schema.KernelSource) -> str:
-    """Of a kernel's code without its configurations; hexadecimal."""
+    """The digest of a kernel's code without its configurations; hexadecimal."""
     return hashlib.sha256(msgspec.msgpack.encode((source.name, source.source))).hexdigest()
 
 

@@ -20,8 +20,8 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 PRECISIONS = ("highest", "high", "medium")
 MASKS = r"none|causal|window:[1-9][0-9]{0,8}|prefix:[1-9][0-9]{0,8}"
-"""Of flex attention: causal; `window:256`: no key more than 256 before its query either; `prefix:128`: the first 128
-keys too."""
+"""Masks of flex attention: causal; `window:256`: also no key more than 256 before its query; `prefix:128`: also the
+first 128 keys."""
 
 _CAPABILITY = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9), "float8_e5m2": (8, 9)}
 """The least CUDA compute capability for a dtype's matrix products."""
@@ -43,7 +43,7 @@ class TunableOperator(Struct, frozen=True):
     operands: tuple[int, ...]
     """How many it takes."""
     dtypes: tuple[str, ...] = FLOATS
-    """Of the first operand."""
+    """What the first operand may have."""
     settings: dict[str, str] = {}
     constants: tuple[int, ...] = ()
 
@@ -158,7 +158,7 @@ def _product(a: Operand, b: Operand, rank: int) -> tuple[int, ...]:
 
 
 def _matrix_product(rank: int, result_dtype: str = "") -> Result:
-    """Of two operands, or of three: a bias comes first. result_dtype: '': the operands'."""
+    """The product of two operands, or of three: a bias comes first. result_dtype: '': the operands'."""
 
     def result(operands: Sequence[Operand], settings: Mapping[str, str]) -> Operand:
         dtype = _same_dtype(operands)
@@ -253,10 +253,12 @@ def _convolution(operands: Sequence[Operand], settings: Mapping[str, str]) -> Op
     return Operand(dtype, size, channels_last(size) if last else contiguous(size))
 
 
-def _check_output_padding(given: Mapping[str, Sequence[int]], *, transposed: bool) -> None:
-    if not transposed and any(given["output_padding"]):
+def _check_output_padding(lengths: Mapping[str, Sequence[int]], *, transposed: bool) -> None:
+    if not transposed and any(lengths["output_padding"]):
         raise ValueError("only a transposed convolution has output_padding")
-    for more, step, spread in zip(given["output_padding"], given["stride"], given["dilation"], strict=True):
+    for more, step, spread in zip(
+        lengths["output_padding"], lengths["stride"], lengths["dilation"], strict=True
+    ):
         if more >= max(step, spread):
             raise ValueError(f"output_padding {more} is not less than stride {step} or dilation {spread}")
 

@@ -104,7 +104,7 @@ def test_values_become_lines_by_rank_known_names_first() -> None:
     ]
     found = training_summary.report(JOB, events)
     assert [series.name for series in found.series] == ["loss", "learning_rate", "accuracy"]
-    loss = found.one("loss")
+    loss = found.named("loss")
     assert loss is not None
     assert loss.lines == {0: [(0, 3.0), (1, 2.0)], 1: [(0, 3.0), (1, 2.0)]}
     assert loss.last == 2.0
@@ -119,7 +119,7 @@ def test_throughput_is_of_all_ranks_by_the_slowest_ones_time_though_they_tell_of
     events: list[TrainEvent] = [metrics(rank, step, tokens=100.0) for rank in (0, 1) for step in range(10)]
     events += [metrics(0, step, step_seconds=0.1) for step in (0, 4, 8)]
     events += [metrics(1, step, step_seconds=0.2) for step in (1, 5, 9)]
-    throughput = training_summary.report(JOB, events).one("throughput")
+    throughput = training_summary.report(JOB, events).named("throughput")
     assert throughput is not None
     assert throughput.unit == "tokens/s"
     assert [step for step, _ in throughput.lines[-1]] == [0, 1, 4, 5, 8, 9]
@@ -129,7 +129,7 @@ def test_throughput_is_of_all_ranks_by_the_slowest_ones_time_though_they_tell_of
 def test_a_rank_that_was_lost_no_longer_counts_in_the_throughput() -> None:
     events: list[TrainEvent] = [metrics(0, step, samples=8.0, step_seconds=0.5) for step in range(100)]
     events += [metrics(1, step, samples=8.0, step_seconds=0.5) for step in range(10)]
-    throughput = training_summary.report(JOB, events).one("throughput")
+    throughput = training_summary.report(JOB, events).named("throughput")
     assert throughput is not None
     line = dict(throughput.lines[-1])
     assert (line[5], line[50]) == (32, 16)
