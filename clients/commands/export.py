@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +10,14 @@ import msgspec
 import typer
 
 from ...compiler import decoding
-from ...compiler.api.training.jobs import TrainJob
+from ...compiler.api.training.events import LogLines, NumberedEvent
 from ...compiler.errors import ExportFailed, SettingsError
 from ..exporting import service_job
-from ..exporting.options import FORMATS, TARGETS, ExportManifest, ExportOptions, read_dynamic
+from ..exporting.options import FORMATS, TARGETS, ExportOptions, read_dynamic
 from ..gateway.jobs import TrainingJobsClient
 from ..reports.html_page import plural
 from . import output
+from .job_screen import watch_job
 from .output import Namespace, OutputFolder
 from .training.run import read_requirements
 
@@ -86,25 +86,25 @@ def export(
         with output.connect(TrainingJobsClient, namespace) as trains:
             job = service_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
             print(f"job {job.id}", file=sys.stderr)
-            exported = _fetch_when_done(trains, job, folder, say)
+            watch_job(trains, job.id, _RankOutput(), json=json, plain=True)
+            ended = trains.job(job.id)
+            if ended.state != "done":
+                raise ExportFailed(
+                    f"{job.id} {ended.state}: {ended.detail}",
+                    hint=f"`torchrelay train logs {job.id}` prints all its output",
+                )
+            exported = service_job.fetch(trains, job.id, folder)
     output.print_answer(exported, f"{plural(len(exported.files), 'file')} in {folder}", json=json)
 
 
-def _fetch_when_done(
-    trains: TrainingJobsClient, job: TrainJob, folder: Path, say: Callable[[str], None]
-) -> ExportManifest:
-    """Exits with 130 after Ctrl-C. Raises ExportFailed for a job that failed."""
-    try:
-        ended = service_job.follow(trains, job, lambda line: say(output.shown(line)))
-    except KeyboardInterrupt:
-        print(f"\nthe job continues: `torchrelay train cancel {job.id}`", file=sys.stderr)
-        raise typer.Exit(130) from None
-    if ended.state != "done":
-        raise ExportFailed(
-            f"{job.id} {ended.state}: {ended.detail}",
-            hint=f"`torchrelay train logs {job.id}` prints all its output",
-        )
-    return service_job.fetch(trains, job.id, folder)
+class _RankOutput:
+    """What the job's one rank writes."""
+
+    def take(self, numbered: NumberedEvent) -> list[str]:
+        return numbered.event.lines if isinstance(numbered.event, LogLines) else []
+
+    def line(self) -> str:
+        return ""
 
 
 def _to_stderr(text: str) -> None:

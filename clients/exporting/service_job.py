@@ -1,9 +1,9 @@
-"""Exports a model with a job of the service: starts the job, follows it, fetches and checks its files."""
+"""Exports a model with a job of the service: starts the job, fetches and checks its files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,14 +55,6 @@ def fetch(trains: TrainingJobsClient, job: str, folder: Path) -> ExportManifest:
             raise ExportFailed(f"{file.name} has another digest than when it was made", hint="Try again")
         write_atomically(folder / file.name, data, mode=0o644)
     return manifest
-
-
-def follow(trains: TrainingJobsClient, job: TrainJob, say: Callable[[str], None]) -> TrainJob:
-    """Follow the job to its end. say: called with each line that the rank writes."""
-    for numbered in trains.follow(job.id, on_trouble=lambda error: say(f"{error.message}; waiting")):
-        for line in getattr(numbered.event, "lines", []):
-            say(line)
-    return trains.job(job.id)
 
 
 def _checkpoint(trains: TrainingJobsClient, text: str, directory: Path) -> str:

@@ -16,7 +16,6 @@ Role = Literal["read", "compile", "tune", "train", "admin"]
 """read: artifacts, progress, stats; every other role includes it. compile: request compiles, send winners of libraries'
 own autotuners. tune, train: start tuning and training jobs. admin: everything."""
 
-
 ROLES: tuple[Role, ...] = get_args(Role)
 
 

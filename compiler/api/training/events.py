@@ -125,7 +125,6 @@ class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
 RankMessage = StepMetrics | CheckpointEvent | JobNote | FirstStep | RankCompiles
 """What a rank's own process may send."""
 
-
 TrainEvent = (
     StepMetrics
     | LogLines

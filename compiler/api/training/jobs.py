@@ -12,13 +12,10 @@ from msgspec import Meta, Struct
 
 TRAIN_ID = "^[0-9a-f]{16}$"
 
-
 PACKAGE_BYTES = 256 << 20
 """Limit of a packed working directory."""
 
-
 MOST_WORKERS = 4096
-
 
 TrainState = Literal[
     "waiting", "capturing", "compiling", "starting", "running", "recovering", "done", "failed", "cancelled"
@@ -27,31 +24,22 @@ TrainState = Literal[
 compiling: its graphs, before ranks are placed. starting: ranks are being placed and started. recovering: ranks were
 lost and restart from the last checkpoint. Any ended job except `done` can be resumed."""
 
-
 TRAIN_ENDED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
-
 
 Precision = Literal["", "fp32", "tf32", "bf16", "fp16"]
 """fp32, tf32: of float32 matrix products. bf16, fp16: what `train.autocast()` gives. '': as the script has it."""
 
-
 Kind = Literal["train", "export"]
-
 
 _Text = Annotated[str, Meta(max_length=4096)]
 
-
 _Name = Annotated[str, Meta(min_length=1, max_length=200)]
-
 
 _Line = Annotated[int, Meta(ge=0, le=1 << 31)]
 
-
 _Variable = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
 
-
 _Ranks = Annotated[list[Annotated[int, Meta(ge=0, lt=MOST_WORKERS)]], Meta(min_length=1, max_length=64)]
-
 
 _Step = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 
