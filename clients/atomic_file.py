@@ -1,4 +1,4 @@
-"""Writes files that readers see whole, the old one or the new; and locks between processes."""
+"""Writes files that readers see whole, the old one or the new; typed errors of files; locks between processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
+
+from ..compiler.errors import RelayError, SettingsError
 
 
 def write_atomically(
@@ -39,6 +42,18 @@ def write_whole(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     else:
         write_atomically(path.resolve(), data, mode=0o644)
+
+
+@contextlib.contextmanager
+def file_errors(
+    what: Path | str, deed: Literal["read", "written"], *, hint: str, kind: type[RelayError] = SettingsError
+) -> Iterator[None]:
+    """An OSError or UnicodeError of the block becomes the error `kind`: `what` cannot be read, or written, and why."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{what} cannot be {deed}: {reason}", hint=hint) from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ...compiler.errors import SettingsError
-from ..atomic_file import write_atomically
 from ..gateway.http_api import HttpApi
 from ..settings import load_settings
 
@@ -107,14 +106,6 @@ def checked_namespace(text: str, *, every: bool = False) -> str:
 def connect(client: type[Client], namespace: str) -> Client:
     """A client of the gateway in the user's settings. Raises SettingsError if `namespace` cannot be one's name."""
     return client(load_settings(), namespace=checked_namespace(namespace))
-
-
-def write_file(path: Path, data: bytes, *, hint: str) -> None:
-    """Replaces an existing file. Raises SettingsError with the hint."""
-    try:
-        write_atomically(path, data, mode=0o644)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
 
 
 def moment(seconds: float) -> str:

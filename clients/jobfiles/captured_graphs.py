@@ -14,11 +14,12 @@ from msgspec import Meta, Struct
 
 from ...compiler import decoding
 from ...compiler.errors import SettingsError
-from ..atomic_file import write_atomically
+from ..atomic_file import file_errors, write_atomically
 
 MAX_GRAPHS = 1024
 """Graphs of a file."""
 _BYTES = 1 << 30
+_HINT = "`torchrelay capture train.py` writes one"
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,25 +29,17 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_graphs(path: Path, bodies: Sequence[bytes]) -> None:
     """Replaces an existing file. bodies: of codec.pack_request. Raises SettingsError."""
-    try:
+    with file_errors(path, "written", hint="Check the folder and its permissions"):
         write_atomically(path, msgspec.msgpack.encode(_File(1, list(bodies))), mode=0o644)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="See to the folder") from None
 
 
 def read_graphs(path: Path) -> list[bytes]:
     """Raises SettingsError."""
-    try:
+    with file_errors(path, "read", hint=_HINT):
         if path.stat().st_size > _BYTES:
             raise SettingsError(f"{path} has more than {_BYTES} bytes", hint="Capture fewer graphs")
         data = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(
-            f"{path} cannot be read: {error.strerror}", hint="`torchrelay capture train.py` writes one"
-        ) from None
     try:
         return decoding.from_msgpack(data, type=_File).graphs
     except msgspec.MsgspecError:
-        raise SettingsError(
-            f"{path} is no file of captured graphs", hint="`torchrelay capture train.py` writes one"
-        ) from None
+        raise SettingsError(f"{path} is not a file of captured graphs", hint=_HINT) from None

@@ -20,6 +20,7 @@ from msgspec import Struct
 from ...compiler import decoding
 from ...compiler.errors import TuningLockError
 from ...compiler.tuning import queries, records
+from ..atomic_file import file_errors
 
 VERSION = 1
 
@@ -135,13 +136,9 @@ def _escaped(character: str) -> str:
 
 def load(path: Path) -> list[records.TuningEntry]:
     """The entries of a lock file, sorted. Raises TuningLockError, which names the line."""
-    try:
+    hint = "`torchrelay tune export FILE` writes one"
+    with file_errors(f"the tuning lock {path}", "read", hint=hint, kind=TuningLockError):
         data = path.read_bytes()
-    except OSError as error:
-        raise TuningLockError(
-            f"the tuning lock {path} cannot be read: {error.strerror}",
-            hint="`torchrelay tune export FILE` writes one",
-        ) from None
     return read(data, str(path))
 
 

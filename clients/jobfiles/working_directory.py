@@ -16,6 +16,7 @@ from ...compiler import install_hint
 from ...compiler.api.training.jobs import PACKAGE_BYTES
 from ...compiler.api.training.working_directory import pack
 from ...compiler.errors import LimitExceeded, RelayError, SettingsError
+from ..atomic_file import file_errors
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -57,7 +58,7 @@ def pack_directory(folder: Path, *, limit: int = PACKAGE_BYTES) -> PackedDirecto
     except OSError as error:
         raise SettingsError(
             f"{error.filename or folder} cannot be read: {error.strerror}",
-            hint=f"Name it in {IGNORE_FILE}, or see to its permissions",
+            hint=f"Name it in {IGNORE_FILE}, or check its permissions",
         ) from None
     return PackedDirectory(data, names)
 
@@ -68,12 +69,11 @@ def included_names(folder: Path) -> Iterator[str]:
 
 
 def _ignored(folder: Path) -> GitIgnoreSpec | None:
-    try:
-        lines = (folder / IGNORE_FILE).read_text().splitlines()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{folder / IGNORE_FILE} cannot be read: {error}", hint="Correct it") from None
+    file = folder / IGNORE_FILE
+    with file_errors(file, "read", hint="Correct it"):
+        if not file.exists():
+            return None
+        lines = file.read_text().splitlines()
     try:
         from pathspec import GitIgnoreSpec
     except ImportError:
@@ -81,20 +81,14 @@ def _ignored(folder: Path) -> GitIgnoreSpec | None:
     try:
         return GitIgnoreSpec.from_lines(lines)
     except ValueError as error:
-        raise SettingsError(
-            f"{folder / IGNORE_FILE} has a wrong pattern: {error}", hint="Correct it"
-        ) from None
+        raise SettingsError(f"{file} has a wrong pattern: {error}", hint="Correct it") from None
 
 
 def _names(folder: Path, ignored: GitIgnoreSpec | None, under: str = "") -> Iterator[str]:
     """Depth first; an ignored folder is not looked into, as git does not."""
-    try:
+    hint = f"Name it in {IGNORE_FILE}, or name another folder"
+    with file_errors(folder / under, "read", hint=hint):
         entries = sorted(os.scandir(folder / under), key=lambda entry: entry.name)
-    except OSError as error:
-        raise SettingsError(
-            f"{folder / under} cannot be read: {error.strerror}",
-            hint=f"Name it in {IGNORE_FILE}, or name another folder",
-        ) from None
     for entry in entries:
         name = f"{under}/{entry.name}" if under else entry.name
         if entry.name in _NEVER or entry.name.endswith(".pyc"):

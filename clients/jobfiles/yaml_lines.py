@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from ...compiler import decoding, install_hint
 from ...compiler.errors import RequestError, SettingsError
+from ..atomic_file import file_errors
 
 BYTES = 1 << 20
 """The most bytes of a file."""
@@ -38,10 +39,8 @@ class YamlTree(Struct, frozen=True):
 
 def read_file(path: Path, wrong: type[RequestError]) -> bytes:
     """Raises `wrong`."""
-    try:
+    with file_errors(path, "read", hint="Name a job's file", kind=wrong):
         return path.read_bytes()
-    except OSError as error:
-        raise wrong(f"{path} cannot be read: {error.strerror}", hint="Name a job's file") from None
 
 
 def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:

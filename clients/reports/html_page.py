@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...compiler.errors import SettingsError
-from ..atomic_file import write_atomically
+from ..atomic_file import file_errors, write_atomically
 
 if TYPE_CHECKING:
     import jinja2
@@ -29,14 +28,10 @@ def render(template: str, /, **values: object) -> str:
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     """Writes a report's files; the directory is made if it is not there. Raises SettingsError."""
-    try:
+    with file_errors(directory, "written", hint="Name another one: --output DIR"):
         directory.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(directory / name, data, mode=0o644)
-    except OSError as error:
-        raise SettingsError(
-            f"{directory} cannot be written: {error.strerror}", hint="Name another one: --output DIR"
-        ) from None
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import typer
 
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRequest
 from ....compiler.errors import BadTrainJob, SettingsError
+from ...atomic_file import file_errors
 from ...gateway.jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
@@ -134,10 +135,8 @@ def _job(
 
 
 def read_requirements(file: Path) -> list[str]:
-    try:
+    with file_errors(file, "read", hint="Name a requirements.txt"):
         lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file} cannot be read: {error}", hint="Name a requirements.txt") from None
     return [line for text in lines if (line := text.partition(" #")[0].strip()) and not line.startswith("#")]
 
 

@@ -14,6 +14,7 @@ import typer
 from ....compiler.api.training.events import LogLines, StepMetrics
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
+from ...atomic_file import file_errors, write_atomically
 from ...gateway.jobs import TrainingJobsClient
 from ...reports.html_page import bytes_of
 from .. import output
@@ -165,7 +166,8 @@ def get(
         target = target / PurePosixPath(name).name
     with output.connect(TrainingJobsClient, namespace) as trains:
         data = trains.file(trains.find(job).id, name)
-    output.write_file(target, data, hint="Name another with -o")
+    with file_errors(target, "written", hint="Name another with -o"):
+        write_atomically(target, data, mode=0o644)
     print(output.shown(f"wrote {target} ({bytes_of(len(data))})"))
 
 

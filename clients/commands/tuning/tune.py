@@ -10,6 +10,7 @@ import typer
 
 from ....compiler.errors import SettingsError
 from ....compiler.tuning.records import TuningEntry
+from ...atomic_file import file_errors, write_atomically
 from ...gateway.admin_client import AdminClient
 from ...jobfiles import tuning_lock
 from ...jobfiles.tuning_diff import tuning_changes
@@ -44,7 +45,8 @@ def export_entries(
     if file is None:
         print(text, end="")
         return
-    output.write_file(file, text.encode(), hint="Check the folder and its permissions")
+    with file_errors(file, "written", hint="Check the folder and its permissions"):
+        write_atomically(file, text.encode(), mode=0o644)
     print(f"exported {len(chosen)} winners to {file}")
 
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 from ....compiler import VERSION, decoding
 from ....compiler.api.sign_in import BearerKind
 from ....compiler.errors import GatewayUnreachable, SettingsError, Unauthenticated
+from ...atomic_file import file_errors
 from ...settings import ClientSettings, is_loopback
 from ..credentials import SignIn
 
@@ -187,11 +188,7 @@ def _encrypted(url: str) -> str:
 def _certificates(settings: ClientSettings) -> ssl.SSLContext:
     context = httpx2.create_ssl_context()
     if settings.ca_file is not None:
-        try:
+        hint = "Correct TORCHRELAY_CA_FILE: certificates in PEM"
+        with file_errors(f"the certificates in {settings.ca_file}", "read", hint=hint):
             context.load_verify_locations(cafile=str(settings.ca_file))
-        except OSError as error:
-            raise SettingsError(
-                f"the certificates in {settings.ca_file} cannot be read: {error.strerror or error}",
-                hint="Correct TORCHRELAY_CA_FILE: certificates in PEM",
-            ) from None
     return context
