@@ -98,7 +98,7 @@ def checked_namespace(text: str, *, every: bool = False) -> str:
     if re.fullmatch("([a-z0-9][a-z0-9-]{0,62})?", text) or (every and text == "*"):
         return text
     raise SettingsError(
-        "this is no namespace",
+        "this is not a namespace",
         hint="Allowed: a to z, 0 to 9 and -, at most 63 of them, no - at the beginning",
     )
 

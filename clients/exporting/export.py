@@ -163,7 +163,7 @@ def _on(model: _Model, kind: str) -> _Model:
     if kind == "cpu":
         return msgspec.structs.replace(model, module=model.module.cpu())
     if not torch.cuda.is_available():
-        raise ExportFailed("a target is cuda, and here is no GPU", hint="Run it as a job with a GPU")
+        raise ExportFailed("a target is cuda, and there is no GPU here", hint="Run it as a job with a GPU")
     return msgspec.structs.replace(
         model,
         module=copy.deepcopy(model.module).cuda(),
@@ -307,7 +307,7 @@ def _check_toolkit() -> None:
 
     if CUDA_HOME is None:
         raise ExportFailed(
-            "AOTInductor needs CUDA's headers, and here is no CUDA toolkit",
+            "AOTInductor needs CUDA's headers, and there is no CUDA toolkit here",
             hint="Install one on the node, or set CUDA_HOME there",
         )
 

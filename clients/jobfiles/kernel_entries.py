@@ -188,7 +188,7 @@ class _Entry(_FilePart, frozen=True, kw_only=True):
     ) -> Operand:
         name = WRITTEN.get(dtype, dtype)
         if name not in allowed_names.DTYPE_BYTES:
-            raise self.bad(f"{dtype[:40]!r} is no dtype, like float32 or bf16", *path)
+            raise self.bad(f"{dtype[:40]!r} is not a dtype such as float32 or bf16", *path)
         size = self._lengths(shape, numbers, *path)
         strides = contiguous(size) if stride is None else self._lengths(stride, numbers, *path)
         if len(strides) != len(size):
@@ -259,7 +259,7 @@ def number_of(text: str, numbers: Mapping[str, Number]) -> Number:
         value = _evaluated(power[1], numbers)
         if type(value) is not int or value not in _NUMBERS:
             raise BadExpression(
-                f"expression {text[:60]!r} has no value: {value!s:.40} is no whole number from 0 up"
+                f"expression {text[:60]!r} has no value: {value!s:.40} is not a whole number from 0 up"
             )
         return 1 << max(value - 1, 0).bit_length()
     return _evaluated(text, numbers)
@@ -275,7 +275,7 @@ def check(text: str) -> None:
 def _evaluated(text: str, numbers: Mapping[str, Number]) -> Number:
     value = size_expr.evaluate(_in_grammar(text.strip()), numbers)
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise BadExpression(f"expression {text[:60]!r} is no number")
+        raise BadExpression(f"expression {text[:60]!r} is not a number")
     number: Number = value
     return number
 

@@ -175,7 +175,7 @@ class _TuneFileReader(yaml_lines.YamlReader):
         entry = self.convert(path, given, _OperatorEntry)
         if entry.op not in _OPERATORS:
             there = ", ".join(sorted(_OPERATORS))
-            self.fail((*path, "op"), f"{entry.op[:40]!r} is no operator; there are {there}")
+            self.fail((*path, "op"), f"{entry.op[:40]!r} is not an operator; there are {there}")
         op = _OPERATORS[entry.op]
         if entry.constant and not OPERATORS[op].constants:
             self.fail((*path, "constant"), f"{entry.op} has no operand that may be constant")

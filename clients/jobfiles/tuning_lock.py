@@ -195,13 +195,13 @@ class _LockReader:
             message = str(error)
             where = re.search(r" \(at line (\d+), column \d+\)$", message)
             if where is None:
-                self._fail(0, f"this is no TOML: {message}")
+                self._fail(0, f"this is not TOML: {message}")
             line = int(where[1])
             if self._text.split("\n")[line - 1].startswith(_CONFLICT):
                 self._fail(
                     line, "a merge conflict was left here", hint="Keep one side, and whole blocks of it"
                 )
-            self._fail(line, f"this is no TOML: {message[: where.start()]}")
+            self._fail(line, f"this is not TOML: {message[: where.start()]}")
 
     def _entry(
         self, block: _ProblemTable, environment: records.DeviceEnvironment, position: tuple[int, ...]

@@ -94,7 +94,7 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
     except YAMLError as error:
         fail(
             getattr(error, "problem_mark", None),
-            f"this is no YAML: {getattr(error, 'problem', None) or error}",
+            f"this is not YAML: {getattr(error, 'problem', None) or error}",
         )
     return YamlTree(plain(node, ()) if node is not None else {}, lines)
 
@@ -116,7 +116,7 @@ class YamlReader:
         for name in value:
             if known is not None and name not in known:
                 allowed = ", ".join(sorted(known))
-                self.fail((*path, name), f"{name[:40]!r} is no field here; there are {allowed}")
+                self.fail((*path, name), f"{name[:40]!r} is not a field here; the fields are {allowed}")
         return {name: given for name, given in value.items() if given not in _UNSET}
 
     def entries(self, path: YamlPath, value: Any) -> Iterator[tuple[YamlPath, Any]]:

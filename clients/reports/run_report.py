@@ -469,7 +469,7 @@ class RunReport:
             data = msgspec.json.encode(record)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, data)
-        except (OSError, ValueError) as error:  # ValueError: a name that is no text
+        except (OSError, ValueError) as error:  # ValueError: a name that is not valid text
             _log.info("the run's record could not be left in %s: %s", path, error)
 
 

@@ -62,7 +62,7 @@ def load_rank() -> RankEnvironment:
 
 def take_channel() -> int:
     """The file descriptor for this rank's RankMessages; -1 if there is none. The variable is removed, because in the
-    processes that a rank starts the number is no file, or another one."""
+    processes that a rank starts the number is not a file, or is another one."""
     from ...compiler.api.training.rank_environment import ANSWER_ENVIRONMENT
 
     text = os.environ.pop(ANSWER_ENVIRONMENT, "")

@@ -43,5 +43,5 @@ def number_in(header: str | None) -> int:
     if header is None:
         return 1
     if not (header.isascii() and header.isdecimal() and len(header) <= 6):
-        raise ValueError(f"{PROTOCOL_HEADER}: {header[:20]!r} is no number")
+        raise ValueError(f"{PROTOCOL_HEADER}: {header[:20]!r} is not a number")
     return int(header)

@@ -1,6 +1,7 @@
 """W3C trace context: the header `traceparent`, by which one trace id goes from a client to the compile of its graph.
 
-https://www.w3.org/TR/trace-context/ . Of its versions only 00 is read, whose form is closed; all else is no trace.
+https://www.w3.org/TR/trace-context/ . Of its versions only 00 is read, whose form is closed;
+anything else is not a trace.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def test_the_example_exports_with_the_sizes_that_its_function_names(tmp_path: Pa
         ("net", {"dynamic": read_dynamic(["batch@columns.0=2:8"])}, "there is no input columns"),
         ("no_model", {}, "returned no model"),
         ("absent", {}, "there is no exporting:absent"),
-        ("net", {"targets": ["cuda"]}, "here is no GPU"),
+        ("net", {"targets": ["cuda"]}, "there is no GPU here"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_exported_says_why(

@@ -153,7 +153,7 @@ optimizer.step()
 def test_a_missing_script_is_named() -> None:
     (rank,) = start(Path("nowhere.py"))
     assert rank.wait() == 1
-    assert re.search("nowhere.py is no file", rank.error)
+    assert re.search("nowhere.py is not a file", rank.error)
 
 
 def test_a_process_group_that_the_script_leaves_is_ended(tmp_path: Path) -> None:

@@ -44,13 +44,13 @@ def read_archive(path: Path) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 if not member.isreg() or not member.name.endswith(_SUFFIX):
-                    raise ArtifactError(f"{path} holds {member.name[:80]!r}, which is no artifact")
+                    raise ArtifactError(f"{path} holds {member.name[:80]!r}, which is not an artifact")
                 if member.size > _LARGEST:
                     raise ArtifactError(f"{path} holds an artifact of {member.size} bytes")
                 data = archive.extractfile(member)
                 assert data is not None  # a regular file
                 yield member.name, data.read()
     except tarfile.TarError as error:
-        raise ArtifactError(f"{path} is no export: {error}") from None
+        raise ArtifactError(f"{path} is not an export: {error}") from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or error}", hint="See to it") from None

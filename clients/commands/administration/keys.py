@@ -54,7 +54,7 @@ def rotate(
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay keys ls`.")]) -> None:
     """Revoke a key: its signatures do not count from now on; its artifacts are compiled again on request."""
     if not re.fullmatch("[0-9a-f]{16}", key_id):
-        raise SettingsError("this is no key's id", hint="`torchrelay keys ls` lists ids: 16 hex digits")
+        raise SettingsError("this is not a key's id", hint="`torchrelay keys ls` lists ids: 16 hex digits")
     with AdminClient(load_settings()) as administration:
         found = administration.revoke_key(key_id)
     print(f"revoked {key_id}; key {found.current} signs now")

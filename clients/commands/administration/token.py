@@ -96,7 +96,7 @@ def revoke(
 ) -> None:
     """Revoke a token; it is refused from now on."""
     if not re.fullmatch("[0-9a-f]{12}", token_id):
-        raise SettingsError("this is no token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
+        raise SettingsError("this is not a token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
     with AdminClient(load_settings()) as administration:
         record = administration.revoke_token(token_id)
     print(f"revoked {record.id}, {record.name}")

@@ -57,5 +57,5 @@ def _summary(data: bytes, name: str) -> list[ProfileSummary]:
     try:
         return [decoding.from_json(data, type=ProfileSummary)]
     except msgspec.MsgspecError as error:
-        print(output.shown(f"{name} is no profile's summary: {error}"))
+        print(output.shown(f"{name} is not a profile's summary: {error}"))
         return []

@@ -166,7 +166,7 @@ def _request(job: train_file.TrainFileJob, folder: Path, trains: TrainingJobsCli
     BadTrainJob, with the line; LimitExceeded for a directory that is too large."""
     where = folder / Path(job.directory).expanduser()
     if not where.is_dir():
-        raise _wrong(job, "package", f"directory is {job.directory[:200]!r}, and {where} is no folder")
+        raise _wrong(job, "package", f"directory is {job.directory[:200]!r}, and {where} is not a folder")
     script = job.spec.script
     if script and not (where / script).is_file():
         raise _wrong(job, "script", f"script is {script[:200]!r}, and {where} has no such file")

@@ -176,7 +176,7 @@ def _follow(
     watch_job(tunes, job.id, _TuneDisplay(job, total, earlier), json=json, plain=plain)
     reply = tunes.job(job.id)
     output.print_answer(reply, _summary(reply.job), json=json)
-    # a ceiling that cannot be measured is no failure: the report shows one line less
+    # a ceiling that cannot be measured is not a failure: the report shows one line less
     if reply.job.state != "done" or any(
         item.state == "failed" and item.kind != "ceiling" for item in reply.progress
     ):

@@ -91,7 +91,7 @@ def read_trace(path: Path) -> KinetoTrace:
     try:  # Kineto has written divisions by zero as they print
         return decoding.from_json(_NO_NUMBER.sub(rb"\1null", data), type=KinetoTrace, strict=False)
     except msgspec.MsgspecError as error:
-        raise ClientError(f"{path} is no profiler's trace: {error}", hint="Profile once more") from None
+        raise ClientError(f"{path} is not a profiler's trace: {error}", hint="Profile once more") from None
 
 
 def cover(intervals: Iterable[Interval]) -> Cover:

@@ -55,7 +55,7 @@ def attempt(make: Callable[[], T]) -> tuple[T | None, str]:
     """(result, ''), or (None, the error in one line), which can be sent to the other ranks."""
     try:
         return make(), ""
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
         return None, error_line(error)
 
 

@@ -41,7 +41,7 @@ class RankChannel:
         return self._descriptor >= 0 and not self._closing and os.getpid() == self._owner
 
     def send(self, message: RankMessage) -> None:
-        """Returns at once. A reader that is gone is no error."""
+        """Returns at once. A reader that has gone is not an error."""
         if not self.open:
             return
         with self._changed:

@@ -57,7 +57,7 @@ class OptimizerSteps:
 
     @contextlib.contextmanager
     def not_counted(self) -> Iterator[None]:
-        """Steps inside are no training: PyTorch takes one to fill an optimizer's state."""
+        """Steps inside are not training: PyTorch takes one to fill an optimizer's state."""
         self._quiet += 1
         try:
             yield

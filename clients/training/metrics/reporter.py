@@ -164,7 +164,7 @@ class MetricsReporter:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Plain numbers; tensors of one device are read together. Raises ValueError for a tensor of more than one
-    element, TypeError for a value that is no number."""
+    element, TypeError for a value that is not a number."""
     numbers: dict[str, float] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, value in values.items():
@@ -205,7 +205,7 @@ def report(step: int | None = None, **values: Any) -> None:
 
     Values are numbers or tensors of one element; those on a device are read together, and not at all without a
     reader. Names with a meaning: loss, samples, tokens (of this step and this rank), gradient_norm. step: from 0; the
-    optimizer's last one if not given. Raises ValueError, TypeError for what is no number.
+    optimizer's last one if not given. Raises ValueError, TypeError for anything else.
     """
     process_reporter().report(step, **values)
 

@@ -22,7 +22,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     """Raises SettingsError if there is no such file, and whatever the script raises."""
     path = Path(script).absolute()
     if not path.is_file():
-        raise SettingsError(f"{script} is no file", hint="Name the script that `python` would run")
+        raise SettingsError(f"{script} is not a file", hint="Name the script that `python` would run")
     sys.argv[:] = [script, *arguments]
     _search_first(str(path.parent))
     with io.open_code(str(path)) as file:

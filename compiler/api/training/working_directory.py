@@ -36,7 +36,7 @@ def pack(root: Path, names: Iterable[str], *, limit: int = PACKAGE_BYTES) -> byt
     """names: files, folders and links, relative to `root`, with `/`.
 
     Raises LimitExceeded past `limit` packed bytes, MOST_FILES or UNPACKED_BYTES; OSError for a file that cannot be
-    read; MalformedRequest for a link that leads outside and for what is no file, folder or link.
+    read; MalformedRequest for a link that leads outside and for anything but files, folders and links.
     """
     out, left = _Bounded(limit), UNPACKED_BYTES
     with (
@@ -81,13 +81,13 @@ def unpack(data: bytes, folder: Path, *, limit: int = UNPACKED_BYTES) -> None:
                     continue
                 source = tar.extractfile(member) if member.isreg() else None
                 if source is None:
-                    raise MalformedRequest(f"the package's {name[:80]!r} is no file, folder or link")
+                    raise MalformedRequest(f"the package's {name[:80]!r} is not a file, folder or link")
                 left -= member.size
                 if left < 0:
                     raise LimitExceeded(f"the package holds more than {limit} bytes")
                 _write(path, source, before, executable=bool(member.mode & 0o100))
     except (tarfile.TarError, zstd.ZstdError, EOFError, FileExistsError, NotADirectoryError) as error:
-        raise MalformedRequest(f"this is no package of a working directory: {error}") from None
+        raise MalformedRequest(f"this is not a package of a working directory: {error}") from None
     for path, target in links:
         if path.exists() or path.is_symlink():
             raise MalformedRequest(f"the package has two of {path.name[:80]!r}")
@@ -140,7 +140,7 @@ def _add(tar: tarfile.TarFile, root: Path, name: str, room: int) -> int:
             member.size, member.mode = status.st_size, 0o755 if status.st_mode & 0o100 else 0o644
             tar.addfile(member, file)
     else:
-        raise MalformedRequest(f"{name} is no file", hint="Name it in .torchrelayignore")
+        raise MalformedRequest(f"{name} is not a file", hint="Name it in .torchrelayignore")
     return member.size
 
 

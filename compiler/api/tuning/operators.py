@@ -61,7 +61,7 @@ def result_of(op: str, operands: Sequence[Operand], settings: Mapping[str, str],
     operator = OPERATORS.get(op)
     if operator is None:
         raise ValueError(
-            f"{op[:40]!r} is no operator that can be tuned; there are {', '.join(sorted(OPERATORS))}"
+            f"{op[:40]!r} is not an operator that can be tuned; there are {', '.join(sorted(OPERATORS))}"
         )
     if len(operands) not in operator.operands:
         raise ValueError(
@@ -217,7 +217,7 @@ def _convolution(operands: Sequence[Operand], settings: Mapping[str, str]) -> Op
     x, weight, *bias = operands
     dims = len(x.size) - 2
     if dims not in _SPATIAL or len(weight.size) != len(x.size):
-        raise ValueError(f"{x.text()} and {weight.text()} are no image and kernel of 1 to 3 dimensions")
+        raise ValueError(f"{x.text()} and {weight.text()} are not an image and a kernel of 1 to 3 dimensions")
     given = {
         name: _numbers(settings.get(f"arg.{name}", repr((default,) * dims)), dims, name)
         for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
@@ -286,7 +286,7 @@ def _flex_attention(operands: Sequence[Operand], settings: Mapping[str, str]) ->
     if query.size[0] != key.size[0] or query.size[3] != key.size[3]:
         raise ValueError(f"queries {query.text()} and keys {key.text()} do not match")
     if query.size[1] % key.size[1]:
-        raise ValueError(f"{query.size[1]} heads of queries are no multiple of {key.size[1]} heads of keys")
+        raise ValueError(f"{query.size[1]} heads of queries are not a multiple of {key.size[1]} heads of keys")
     return _dense(_same_dtype(operands), *query.size[:3], value.size[3])
 
 

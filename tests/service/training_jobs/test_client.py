@@ -179,7 +179,7 @@ def test_options_may_come_before_the_script_as_torchrun_takes_them(gateway: Runn
         (["job.yaml", "--workers", "0"], "job.yaml: workers: Expected `int` >= 1"),
         (["train.py", "--device", "tpu"], "the command line: device is 'tpu'; allowed: cpu, cuda"),
         (["nowhere.py"], "the command line: script is 'nowhere.py', and"),
-        (["bad.yaml"], "bad.yaml, line 2: 'worker' is no field here"),
+        (["bad.yaml"], "bad.yaml, line 2: 'worker' is not a field here"),
         (["lost.yaml"], "lost.yaml, line 2: script is 'lost.py', and"),
         (["kept.yaml"], "kept.yaml, line 1: script is 'data.bin', which .torchrelayignore excludes"),
         (["train.py", "--gpus", "2", "--workers", "3"], "--gpus is 2 and --workers 3"),

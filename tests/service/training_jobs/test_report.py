@@ -83,7 +83,7 @@ def test_a_job_with_a_profile_becomes_a_page_and_its_traces(
         keep(f"profile/{name}", tmp_path / name)
 
     told = output(gateway, tmp_path, "report", "gpt", "-o", "out")
-    assert "profile/rank-2.summary.json is no profile's summary" in told
+    assert "profile/rank-2.summary.json is not a profile's summary" in told
     assert "Communication that nothing hides takes 30% of the time" in told
     assert f"done, step {STEPS - 1}: out/index.html" in told
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

@@ -93,7 +93,7 @@ def test_what_a_file_leaves_out_is_the_records_default() -> None:
         ("script: ../a.py", "line 1: script is '../a.py'"),
         ("script: /a.py", "line 1: script is '/a.py'"),
         ("function: module.main", "line 1: function is 'module.main'"),
-        ("script: a.py\nworker: 2", "line 2: 'worker' is no field here; there are arguments, "),
+        ("script: a.py\nworker: 2", "line 2: 'worker' is not a field here; the fields are arguments, "),
         ("script: a.py\nworkers: two", "line 2: workers: Expected `int`, got `str`"),
         ("script: a.py\nworkers: 2\nmin_workers: 3", "line 3: min_workers is 3, and workers 2"),
         ("script: a.py\n\ndevice: tpu", "line 3: device is 'tpu'; allowed: cpu, cuda"),

@@ -206,9 +206,9 @@ OPERATOR = "operators:\n- op: mm\n  m: 4\n  n: 4\n  dtype: f16\n  k: 4\n"
         (
             "operators:\n- op: matmul",
             2,
-            "'matmul' is no operator; there are addmm, baddbmm, bmm, conv, flex_",
+            "'matmul' is not an operator; there are addmm, baddbmm, bmm, conv, flex_",
         ),
-        (OPERATOR + "  l: 4\n", 7, "'l' is no field here"),
+        (OPERATOR + "  l: 4\n", 7, "'l' is not a field here"),
         (OPERATOR.replace("k: 4", "k: 0"), 6, "k: Expected `int` >= 1"),
         (OPERATOR.replace("  k: 4\n", ""), 2, "missing required field `k`"),
         (OPERATOR.replace("f16", "f12"), 5, "dtype is 'f12'; allowed: b8, bf16"),
@@ -257,9 +257,9 @@ OPERATOR = "operators:\n- op: mm\n  m: 4\n  n: 4\n  dtype: f16\n  k: 4\n"
         ("operators:\n- {op: scaled_mm, m: 8, n: 8, k: 8}", 2, "multiples of 16"),
         ("operators:\n- &a {op: mm}", 2, "anchors"),
         ("operators:\n- !!python/object:os.system {}", 2, "tags"),
-        ("operators: [", 1, "no YAML"),
-        ("operators:\n\t- x", 2, "no YAML"),
-        ("a: 1\nname: x", 1, "'a' is no field here"),
+        ("operators: [", 1, "not YAML"),
+        ("operators:\n\t- x", 2, "not YAML"),
+        ("a: 1\nname: x", 1, "'a' is not a field here"),
     ],
 )
 def test_what_is_wrong_is_named_by_file_and_line(text: str, line: int, words: str) -> None:

@@ -84,7 +84,7 @@ def test_an_entry_has_an_item_for_each_combination_of_its_sizes() -> None:
     [
         ({"kernel": "softmax_kernel"}, 10, "kernel is 'softmax_kernel'; allowed: module:function"),
         ({"kernel": "a:b:c"}, 10, "kernel is 'a:b:c'; allowed: module:function"),
-        ({"kernels": 3}, 10, "'kernels' is no field here; there are arguments, grid"),
+        ({"kernels": 3}, 10, "'kernels' is not a field here; the fields are arguments, grid"),
         ({"space": "large"}, 10, "space is 'large'; allowed: default, exhaustive"),
         ({"sizes": {"rows": 2.5, "columns": 3}}, 12, "sizes: Expected `int`"),
         ({"sizes": {"rows": [], "columns": 3}}, 12, "sizes: Expected `list` of length >= 1"),
@@ -96,7 +96,7 @@ def test_an_entry_has_an_item_for_each_combination_of_its_sizes() -> None:
         ),
         ({"sizes": {"not a name": 3}}, 12, "sizes: Expected `str` matching"),
         ({"arguments": {"x_ptr": "f32[depth]"}}, 16, "unknown symbol 'depth'"),
-        ({"arguments": {"x_ptr": "f33[rows]"}}, 16, "'f33' is no dtype"),
+        ({"arguments": {"x_ptr": "f33[rows]"}}, 16, "'f33' is not a dtype"),
         ({"arguments": {"x_ptr": "f32[rows - 5000]"}}, 16, "length rows - 5000 is -904"),
         ({"arguments": {"x_ptr": "f32[rows / 3]"}}, 16, "no whole number"),
         ({"arguments": {"x_ptr": "f32[rows]:1,2"}}, 16, "1 dimensions has 2 strides"),

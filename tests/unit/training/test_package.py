@@ -105,7 +105,7 @@ def test_a_link_that_leads_out_is_named(tmp_path: Path, target: str) -> None:
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", x="")
     os.mkfifo(folder / "pipe")
-    with pytest.raises(SettingsError, match="pipe is no file"):
+    with pytest.raises(SettingsError, match="pipe is not a file"):
         pack_directory(folder)
 
 

@@ -167,11 +167,11 @@ def test_what_a_screen_would_not_show_is_escaped() -> None:
         ("version = 1", "version = 2\nmore = 1", 5, "version 2, this torchrelay reads 1"),
         ("version = 1", "version = 1\nmore = 1", 6, "unknown field `more`"),
         ("version = 1\n", "", 0, "does not say its version"),
-        ("[[place]]", "[[place", 7, "no TOML"),
-        ('winner = "', 'winner = "\n', 17, "no TOML"),
+        ("[[place]]", "[[place", 7, "not TOML"),
+        ('winner = "', 'winner = "\n', 17, "not TOML"),
         ("clock", "<<<<<<< HEAD\nclock", 37, "merge conflict"),
-        ("seconds = 3.5\n\n", "seconds = 3.5\n\n\xff\n", 25, "no TOML"),
-        ("# The", "\x00", 1, "no TOML"),
+        ("seconds = 3.5\n\n", "seconds = 3.5\n\n\xff\n", 25, "not TOML"),
+        ("# The", "\x00", 1, "not TOML"),
     ],
 )
 def test_a_bad_file_names_its_line(old: str, new: str, line: int, words: str) -> None:
