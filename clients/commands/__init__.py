@@ -10,8 +10,7 @@ from ...compiler import VERSION
 from . import capture, export, login, run, start_service
 from .administration import audit, cache, keys, namespace, stats, token
 from .diagnostics import doctor, explain
-from .training import train
-from .tuning import tune
+from .jobs import train, tune
 
 
 def _print_version(wanted: bool) -> None:

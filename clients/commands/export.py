@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +13,25 @@ import typer
 
 from ...compiler import decoding
 from ...compiler.api.training.events import LogLines, NumberedEvent
-from ...compiler.errors import ExportFailed, SettingsError
-from ..exporting import service_job
-from ..exporting.options import FORMATS, TARGETS, ExportOptions, read_dynamic
+from ...compiler.api.training.jobs import TrainJob, TrainRequest, TrainSpec
+from ...compiler.errors import ExportFailed, NotFound, SettingsError
+from ..atomic_file import write_atomically
+from ..exporting.options import (
+    FORMATS,
+    JOB_SCHEME,
+    META_FILE,
+    TARGETS,
+    ExportManifest,
+    ExportOptions,
+    read_dynamic,
+)
 from ..gateway.jobs import TrainingJobsClient
+from ..jobfiles.working_directory import pack_directory
 from ..reports.html_page import plural
 from . import output
-from .job_screen import watch_job
+from .jobs.run import read_requirements
+from .jobs.watch import watch_job
 from .output import Namespace, OutputFolder
-from .training.run import read_requirements
 
 
 def export(
@@ -84,7 +96,7 @@ def export(
     else:
         listed = read_requirements(requirements) if requirements is not None else []
         with output.connect(TrainingJobsClient, namespace) as trains:
-            job = service_job.begin(trains, options, directory, cpus=cpus, requirements=listed)
+            job = _begin(trains, options, directory, cpus=cpus, requirements=listed)
             print(f"job {job.id}", file=sys.stderr)
             watch_job(trains, job.id, _RankOutput(), json=json, plain=True)
             ended = trains.job(job.id)
@@ -93,8 +105,64 @@ def export(
                     f"{job.id} {ended.state}: {ended.detail}",
                     hint=f"`torchrelay train logs {job.id}` prints all its output",
                 )
-            exported = service_job.fetch(trains, job.id, folder)
+            exported = _fetch(trains, job.id, folder)
     output.print_answer(exported, f"{plural(len(exported.files), 'file')} in {folder}", json=json)
+
+
+def _begin(
+    trains: TrainingJobsClient,
+    options: ExportOptions,
+    directory: Path,
+    *,
+    cpus: float,
+    requirements: Sequence[str],
+) -> TrainJob:
+    """A job of one rank, on a node with the target's device. `options.checkpoint` may be the name or id of a training
+    job. Raises as TrainingJobsClient.begin."""
+    options = msgspec.structs.replace(options, checkpoint=_checkpoint(trains, options.checkpoint, directory))
+    spec = TrainSpec(
+        name=f"export {options.function}"[:200],
+        kind="export",
+        arguments=[msgspec.json.encode(options).decode()],
+        package=trains.store_package(pack_directory(directory).data),
+        requirements=list(requirements),
+        device="cuda" if "cuda" in options.targets else "cpu",
+        cpus=cpus,
+        retries=0,  # what is refused once is refused again; a lost node's job can be resumed
+        compile="off",
+        capture=False,
+    )
+    return trains.begin(TrainRequest(spec=spec))
+
+
+def _checkpoint(trains: TrainingJobsClient, text: str, directory: Path) -> str:
+    """The location for the node: a path in the working directory or on all nodes, a URL, or a job's checkpoints."""
+    if not text or "://" in text or Path(text).is_absolute():
+        return text
+    if (directory / text).exists():
+        return text
+    try:
+        job = trains.find(text)
+    except NotFound:
+        raise ExportFailed(
+            f"{text} is neither in {directory} nor a training job",
+            hint="Name a file of the working directory, a folder from / that all nodes see, or a job",
+        ) from None
+    return job.spec.checkpoints or f"{JOB_SCHEME}{job.id}"
+
+
+def _fetch(trains: TrainingJobsClient, job: str, folder: Path) -> ExportManifest:
+    """Write the files of a finished job into `folder`, export.json last. Raises ExportFailed if one is damaged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = decoding.from_json(trains.file(job, META_FILE), type=ExportManifest)
+    known = {file.name: file.digest for file in manifest.files}
+    for file in sorted(trains.files(job), key=lambda file: file.name == META_FILE):
+        data = trains.file(job, file.name)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != file.digest or digest != known.get(file.name, digest):
+            raise ExportFailed(f"{file.name} has another digest than when it was made", hint="Try again")
+        write_atomically(folder / file.name, data, mode=0o644)
+    return manifest
 
 
 class _RankOutput:

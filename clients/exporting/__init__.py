@@ -1,4 +1,4 @@
 """Exports a trained model as files that run without Python: AOTInductor packages, TorchScript.
 In: ExportOptions and a checkpoint. Out: files, each checked against eager, and export.json.
-Imports training.checkpointing, gateway, jobfiles and what is below them.
+Imports training.checkpointing, gateway and what is below them.
 """

@@ -63,7 +63,10 @@ def _of_folder(model: torch.nn.Module, folder: Path, name: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is no process group
             load(state, checkpoint_id=str(folder), no_dist=True)
-    except (Exception, CheckpointException) as error:  # the latter is not an Exception; damage raises any error
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # the latter is not an Exception; damage raises any error
         raise ExportFailed(f"{name} cannot be loaded into the model: {_one_line(error)}") from error
     _into(model, state["model"], name)
 

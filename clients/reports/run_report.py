@@ -36,7 +36,6 @@ from ...compiler.errors import (
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically, write_whole
 from ..settings import LauncherInfo
-from . import user_code
 from .start_trace import About, StartTrace
 
 _log = logging.getLogger(__name__)
@@ -59,6 +58,9 @@ Count = Literal[
 ]  # fmt: skip
 """Fields of Report that are counts and no outcome of a graph."""
 
+_PACKAGE = Path(__file__).parents[2]
+_PASSED_OVER = (f"{_PACKAGE}/clients/", f"{_PACKAGE}/compiler/", contextlib.__file__, functools.__file__, "<")
+"""Beginnings of the file names of code through which a user's call comes to the back end; PyTorch's are added."""
 _GRAPHS_KEPT = 1000
 _TRACED_KEPT = 1000
 RUN_FILE = "last_run.json"
@@ -475,7 +477,7 @@ class RunReport:
 
 def _warn(text: str, category: type[Warning], line: str = "") -> None:
     """Warn at `FILE:LINE`, or at the user's call. Raises the warning only if a filter names its class."""
-    file, number = user_code.place(line)
+    file, number = _user_line(line)
     try:
         warnings.warn_explicit(text, category, file, number)
     except category:
@@ -483,6 +485,20 @@ def _warn(text: str, category: type[Warning], line: str = "") -> None:
         if next(matching, None) is category:
             raise
         _log.warning("%s", text)  # -W error is for other warnings: training goes on
+
+
+def _user_line(line: str = "") -> tuple[str, int]:
+    """(file, line) of `FILE:LINE`; without that, of the innermost call in this thread that is neither PyTorch's nor
+    torchrelay's: the call of the compiled function."""
+    file, _, number = line.rpartition(":")
+    if file and number.isdecimal():
+        return file, int(number)
+    frame = sys._getframe(1)
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    passed_over = (*_PASSED_OVER, f"{Path(torch).parent}/") if torch else _PASSED_OVER
+    while frame.f_code.co_filename.startswith(passed_over) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _written(write: Callable[[Path], None], path: Path) -> None:

@@ -147,7 +147,9 @@ def import_entries(
 def _full_key(administration: AdminClient, text: str) -> str:
     """The key that begins with `text`. Raises SettingsError when none or several do."""
     if not re.fullmatch("[0-9a-f]{4,64}", text):
-        raise SettingsError("this is not a cache key", hint="A key has 64 hex digits; the first few are enough")
+        raise SettingsError(
+            "this is not a cache key", hint="A key has 64 hex digits; the first few are enough"
+        )
     if len(text) == 64:
         return text
     found = [entry.key for entry in administration.cache_entries() if entry.key.startswith(text)]

@@ -6,15 +6,79 @@ every check passes.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
 import typer
+from msgspec import Struct, field
 from rich.console import Console
 from rich.text import Text
 
+from ....compiler import VERSION, decoding
+from ....compiler.api import compiles
+from ....compiler.artifact.signing import key_text
+from ....compiler.errors import (
+    ClientError,
+    CompileFailed,
+    CompileTimeout,
+    GatewayUnreachable,
+    IsolationUnavailable,
+    NoWorker,
+    RelayError,
+    SchemaMismatch,
+    SettingsError,
+    SignatureError,
+    Unavailable,
+    from_code,
+)
+from ....compiler.request import schema
+from ....compiler.request.operator_table.table import VERSIONS as TESTED
+from ...artifacts.trust_store import FILE, TrustStore
+from ...gateway.compile_client import GatewayClient
+from ...jobfiles import tuning_lock
+from ...settings import ClientSettings, child_environment, credentials_path, load_settings
 from .. import output
 from ..output import Json
-from . import checks
 
 _STYLES = {"pass": "green", "fail": "bold red", "skip": "yellow"}
+_TOLERANCE = 1e-5
+"""The round trip's outputs are of order 1; compiled float32 may differ from eager by rounding."""
+
+
+class CheckResult(Struct, frozen=True, kw_only=True):
+    """One line of the doctor."""
+
+    name: str
+    status: Literal["pass", "fail", "skip"]
+    finding: str = field(name="found")
+    advice: str = ""
+
+
+class _Check(Struct, frozen=True):
+    """A check, and the names of the checks that must pass before it."""
+
+    name: str
+    needs: tuple[str, ...]
+    look: Callable[[GatewayClient, ClientSettings], str]
+
+
+class _RoundTrip(Struct):
+    """What round_trip.py prints."""
+
+    outcome: str = ""
+    max_abs_error: float = 0.0
+    checked: int = 0
+    seconds: float = 0.0
+    error: compiles.ErrorBody | None = None
 
 
 def doctor(
@@ -22,8 +86,8 @@ def doctor(
 ) -> None:
     """Check versions, gateway, Redis, workers, signature and a round trip."""
     console = Console(highlight=False)
-    results: list[checks.CheckResult] = []
-    for result in checks.run():
+    results: list[CheckResult] = []
+    for result in run_checks():
         results.append(result)
         if not json:
             console.print(_line(result), soft_wrap=True)
@@ -34,9 +98,217 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _line(result: checks.CheckResult) -> Text:
+def _line(result: CheckResult) -> Text:
     status = result.status if result.status != "fail" else "FAIL"
     line = Text.assemble((f"{status:<5}", _STYLES[result.status]), f"{result.name:<12}{result.finding}")
     if result.advice:
         line.append(f". {result.advice}")
     return line
+
+
+def run_checks() -> Iterator[CheckResult]:
+    """Runs the checks in order."""
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        yield CheckResult(name="settings", status="fail", finding=error.message, advice=error.advice)
+        return
+    failed: set[str] = set()
+    with GatewayClient(settings) as gateway:
+        for check in _CHECKS:
+            blocker = next((name for name in check.needs if name in failed), None)
+            if blocker is None:
+                result = _result(check, gateway, settings)
+            else:
+                advice = f"First see to {blocker!r}"
+                result = CheckResult(name=check.name, status="skip", finding="not checked", advice=advice)
+            if result.status != "pass":
+                failed.add(check.name)
+            yield result
+
+
+def _result(check: _Check, gateway: GatewayClient, settings: ClientSettings) -> CheckResult:
+    try:
+        return CheckResult(name=check.name, status="pass", finding=check.look(gateway, settings))
+    except RelayError as error:
+        return CheckResult(name=check.name, status="fail", finding=error.message, advice=error.advice)
+
+
+# --- the checks, in the order in which a compile needs them ----------------------------------------------
+
+
+def _versions(gateway: GatewayClient, settings: ClientSettings) -> str:
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise ClientError("torch is not installed", hint="Run `pip install torch`") from None
+    version, oldest, newest = (
+        tuple(int(part) for part in text.split(".")[:2]) for text in (torch, TESTED[0], TESTED[-1])
+    )
+    if version < oldest:
+        raise ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {TESTED[0]}")
+    untested = f" (newer than {TESTED[-1]}, the newest tested)" if version > newest else ""
+    return f"torchrelay {VERSION}, torch {torch}{untested}, Python {platform.python_version()}"
+
+
+def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="torchrelay"):
+        raise ClientError(
+            "torch.compile does not find the backend",
+            hint="Run `pip install .` in the folder of torchrelay's source; a folder on PYTHONPATH has no entry points",
+        )
+    return 'torch.compile(..., backend="torchrelay") is registered'
+
+
+def _settings(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if settings.mode == "off":
+        raise SettingsError("mode is 'off': nothing is sent", hint="Set TORCHRELAY_MODE=remote")
+    found = f"mode {settings.mode}, deadline {settings.deadline:g} s, cache {settings.cache_dir}"
+    if settings.tuning_lock is None:
+        return found
+    return f"{found}, {settings.tuning_lock_mode} tuning lock of {len(tuning_lock.load(settings.tuning_lock))} winners"
+
+
+def _gateway(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if not settings.url:
+        raise GatewayUnreachable("no gateway is known")
+    info = gateway.info()
+    if info.get("schema") != schema.SCHEMA:
+        raise SchemaMismatch(f"the gateway speaks schema {info.get('schema')}, this client {schema.SCHEMA}")
+    if (theirs := info.get("pipeline", 1)) != schema.PIPELINE:
+        raise SchemaMismatch(
+            f"the gateway's keys have revision {theirs} of the pipeline, this client's {schema.PIPELINE}"
+        )
+    return f"{settings.url}, version {info.get('version')}, schema {schema.SCHEMA}, token accepted"
+
+
+def _redis(gateway: GatewayClient, settings: ClientSettings) -> str:
+    return _part(gateway, "redis", "Start Redis again, or see the gateway's log")
+
+
+def _workers(gateway: GatewayClient, settings: ClientSettings) -> str:
+    _part(gateway, "workers", "Wait a moment, or start one: `torchrelay worker`")
+    states = Counter(worker.state for worker in gateway.workers())
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+_CONFINING = {"namespaces", "landlock", "off"}
+"""Forms of isolation that deny files and network; `off` is the administrator's choice."""
+
+
+def _isolation(gateway: GatewayClient, settings: ClientSettings) -> str:
+    known = [worker for worker in gateway.workers() if worker.isolation and worker.state != "dead"]
+    unconfined = [worker for worker in known if not _CONFINING & set(worker.isolation)]
+    if unconfined:
+        raise IsolationUnavailable(
+            f"compiles on {', '.join(worker.host or worker.id for worker in unconfined)} see the worker's files "
+            f"(isolation: {', '.join(unconfined[0].isolation)})",
+            hint="Allow user namespaces or Landlock there (docs/isolation.md)",
+        )
+    forms = Counter(", ".join(worker.isolation) for worker in known)
+    return "; ".join(f"{count} by {form}" for form, count in sorted(forms.items())) or "no worker says"
+
+
+def _part(gateway: GatewayClient, name: str, advice: str) -> str:
+    """A part's state in the answer of /readyz."""
+    parts = gateway.ready().body.get("parts", {})
+    state = str(parts.get(name, "the gateway does not say"))
+    if state != "ok":
+        raise Unavailable(f"{name}: {state}", hint=advice)
+    return state
+
+
+def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
+    # These import torch, which takes seconds: only here, after everything that is quick.
+    import torch
+
+    from ....compiler.graph.toolchain import local_target, local_toolchain
+
+    own = local_toolchain()
+    workers = [worker for worker in gateway.workers() if worker.state != "dead"]
+    targets = [local_target("cpu"), *([local_target("cuda")] if torch.cuda.is_available() else [])]
+    for target in targets:
+        if not any(worker.toolchain == own and _serves(worker.target, target) for worker in workers):
+            known = [worker for worker in workers if worker.toolchain.torch]  # others still start
+            offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in known})) or "none"
+            raise NoWorker(f"no worker for {_described(own, target)} (workers: {offered})")
+    return ", ".join(_described(own, target) for target in targets)
+
+
+def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
+    if not settings.public_keys:
+        raise SignatureError(
+            "no public key is trusted", hint=f"Set TORCHRELAY_PUBLIC_KEYS, or have it in {credentials_path()}"
+        )
+    info = gateway.info()
+    served = info.get("public_keys", [])
+    store = TrustStore(settings)
+    store.refresh_if_newer(gateway.trust_serial, gateway.trust_document)
+    trust = store.trust()
+    trusted = {key_text(key) for name, key in trust.keys.items() if name not in trust.revoked}
+    if not served or not trusted.issuperset(served):
+        raise SignatureError(
+            "the gateway serves artifacts signed with a key that is not trusted here",
+            hint="Compare its public keys with its administrator, then set TORCHRELAY_PUBLIC_KEYS, or run "
+            "`torchrelay login`",
+        )
+    return f"key {', '.join(info.get('key_ids', []))} is trusted"
+
+
+def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
+    with tempfile.TemporaryDirectory(prefix="torchrelay-doctor-") as folder:
+        if settings.state_dir is not None:  # its own folder for the record, with the user's trust document
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(settings.state_dir / FILE, folder)
+        environment = child_environment(
+            TORCHRELAY_MODE="require",
+            TORCHRELAY_CACHE_DIR=folder,
+            TORCHRELAY_STATE_DIR=folder,
+            TORCHRELAY_CHECK="1",
+        )
+        command = [sys.executable, "-P", "-m", "torchrelay.clients.commands.diagnostics.round_trip"]
+        limit = settings.deadline + 120
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise CompileTimeout(f"one small graph took more than {limit:g} s") from None
+    try:
+        answer = decoding.from_json(done.stdout, type=_RoundTrip)
+    except msgspec.MsgspecError:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise CompileFailed(
+            f"the round trip's process failed: {last[0]}", hint=f"Run {' '.join(command)}"
+        ) from None
+    if answer.error is not None:
+        raise from_code(answer.error.code, answer.error.message, answer.error.hint)
+    if not answer.max_abs_error <= _TOLERANCE:
+        raise CompileFailed(
+            f"one small graph differs from eager by {answer.max_abs_error:.2g}", hint="Please report this"
+        )
+    if answer.checked != 1:
+        raise CompileFailed("one small graph could not be compared with eager", hint="Please report this")
+    return f"{answer.outcome}, {answer.seconds:.1f} s, within {answer.max_abs_error:.1g} of eager"
+
+
+_CHECKS = (
+    _Check("versions", (), _versions),
+    _Check("backend", (), _backend),
+    _Check("settings", (), _settings),
+    _Check("gateway", (), _gateway),
+    _Check("redis", ("gateway",), _redis),
+    _Check("workers", ("gateway",), _workers),
+    _Check("isolation", ("gateway", "workers"), _isolation),
+    _Check("toolchain", ("versions", "gateway", "workers"), _toolchain),
+    _Check("signature", ("gateway",), _signature),
+    _Check("round trip", ("backend", "settings", "redis", "toolchain", "signature"), _round_trip),
+)
+
+
+def _serves(offered: schema.Target, wanted: schema.Target) -> bool:
+    """Any CPU builds code for any other's instruction set; a GPU must be the same."""
+    same = (offered.kind, offered.name, offered.capability) == (wanted.kind, wanted.name, wanted.capability)
+    return offered.kind == wanted.kind and (wanted.kind == "cpu" or same)
+
+
+def _described(toolchain: schema.Toolchain, target: schema.Target) -> str:
+    return f"{toolchain.python} torch {toolchain.torch} on {target.name or target.kind}"

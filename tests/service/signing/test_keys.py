@@ -14,7 +14,7 @@ from command_line import torchrelay, user
 from conftest import StartGateway
 from service_parts import TOKEN, RedisServer, Running, client_of, compiled, graph, post, wait_until
 from torchrelay.clients.artifacts.trust_store import TrustStore
-from torchrelay.clients.commands.diagnostics import checks
+from torchrelay.clients.commands.diagnostics import doctor
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import decoding
@@ -323,7 +323,7 @@ def test_the_doctor_trusts_what_a_rotation_brought(
         state_dir=tmp_path / "client",
         public_keys=tuple(http.get("/v1/info").json()["public_keys"]),
     )
-    (check,) = [check for check in checks._CHECKS if check.look is checks._signature]
+    (check,) = [check for check in doctor._CHECKS if check.look is doctor._signature]
     with GatewayClient(settings) as connected:
         assert "is trusted" in check.look(connected, settings)
         new = http.post("/v1/keys", json={}).json()["current"]

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import torchrelay
 from torchrelay.clients import cli
-from torchrelay.clients.commands.diagnostics import checks
+from torchrelay.clients.commands.diagnostics import doctor
 from torchrelay.clients.reports.run_report import RUN_FILE, GraphRecord, RunRecord
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.request import codec, schema
@@ -144,7 +144,7 @@ def test_a_refused_token_is_one_line(environment: dict[str, str], gateway: dict[
 def diagnosis(environment: dict[str, str]) -> dict[str, tuple[str, str, str]]:
     """What `torchrelay doctor` finds, without a process of its own."""
     with mock.patch.dict(os.environ, environment, clear=True):
-        return {check.name: (check.status, check.finding, check.advice) for check in checks.run()}
+        return {check.name: (check.status, check.finding, check.advice) for check in doctor.run_checks()}
 
 
 def test_the_doctor_answers_in_json_and_exits_with_1_if_anything_fails(environment: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchrelay.clients.commands.training.progress import ProgressDisplay, compiles_text, log_lines, short
+from torchrelay.clients.commands.jobs.progress import ProgressDisplay, compiles_text, log_lines, short
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
     FirstStep,

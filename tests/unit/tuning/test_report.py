@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 import pytest
-from torchrelay.clients.commands.tuning import report as tuning_report
+from torchrelay.clients.commands.jobs import tune as tune_command
 from torchrelay.clients.jobfiles import tuning_lock
 from torchrelay.clients.reports import html_page
 from torchrelay.clients.reports.tuning import page as tuning_page
@@ -234,7 +234,7 @@ def test_a_lock_file_alone_gives_a_page_and_a_picture(tmp_path, capsys):
     copied = msgspec.structs.replace(entry(CEILINGS[0].entry.problem, 0.01), aten=None, default=None)
     lock.write_text(tuning_lock.write([entry(), entry(SKINNY), entry(large, 20.0), copied]))
     old.write_text(tuning_lock.write([entry(MM, 0.5)]))
-    tuning_report.write_report(str(lock), out, old, True)
+    tune_command.write_report(str(lock), out, old, True)
     said = capsys.readouterr().out
     assert said.startswith("3 problems, 1 slower than in old.lock: ")
     assert sorted(path.name for path in out.iterdir()) == ["faster.png", "index.html"]
@@ -248,23 +248,23 @@ def test_without_pictures_nothing_but_the_page_is_written(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="matplotlib") as error:
-        tuning_report.write_report(str(lock), tmp_path / "out", None, True)
+        tune_command.write_report(str(lock), tmp_path / "out", None, True)
     assert "pip install '.[report]'" in str(error.value)
     assert not (tmp_path / "out").exists()
-    tuning_report.write_report(str(lock), tmp_path / "out", None, False)
+    tune_command.write_report(str(lock), tmp_path / "out", None, False)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
 
 
 def test_a_file_that_is_no_lock_is_named(tmp_path):
     with pytest.raises(TuningLockError, match=r"nothing\.lock"):
-        tuning_report.write_report(str(tmp_path / "nothing.lock"), tmp_path / "out", None, False)
+        tune_command.write_report(str(tmp_path / "nothing.lock"), tmp_path / "out", None, False)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     lock = tmp_path / "a.lock"
     lock.write_text(tuning_lock.write([entry()]))
     with pytest.raises(SettingsError, match=r"a\.lock/out cannot be written"):
-        tuning_report.write_report(str(lock), lock / "out", None, False)
+        tune_command.write_report(str(lock), lock / "out", None, False)
 
 
 def test_the_picture_draws_names_that_are_no_formulas():

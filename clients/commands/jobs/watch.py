@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ...compiler.errors import RelayError
-from ..gateway.jobs import JobsClient
-from .output import shown
+from ....compiler.errors import RelayError
+from ...gateway.jobs import JobsClient
+from ..output import shown
 
 YAML = (".yaml", ".yml")
 Event = TypeVar("Event", contravariant=True)

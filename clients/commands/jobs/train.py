@@ -1,4 +1,4 @@
-"""`torchrelay train`: training jobs, listed, shown, followed, cancelled and resumed. run.py starts them."""
+"""`torchrelay train`: training jobs, listed, shown, followed, cancelled, resumed, reported. run.py starts them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from typing import Annotated, TypeVar
 import msgspec
 import typer
 
+from ....compiler import decoding
 from ....compiler.api.training.events import LogLines, StepMetrics
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
 from ...atomic_file import file_errors, write_atomically
 from ...gateway.jobs import TrainingJobsClient
-from ...reports.html_page import bytes_of
+from ...reports.html_page import PAGE, bytes_of, write_files
+from ...reports.profiling.summary import ProfileSummary
+from ...reports.training import page as training_page
+from ...reports.training import summary as training_summary
 from .. import output
-from ..job_screen import JobGroup
-from ..output import Detach, Follow, JobName, Json, Namespace
-from . import report, run
+from ..output import Detach, Follow, JobName, Json, Namespace, OutputFolder
+from . import run
 from .progress import compiles_text, log_lines, metrics_line
+from .watch import JobGroup
 
 app = typer.Typer(
     cls=JobGroup,
@@ -33,9 +37,10 @@ T = TypeVar("T", LogLines, StepMetrics)
 
 _HEADINGS = ("id", "name", "state", "begun (UTC)", "by", "ranks", "step", "restarts", "checkpoint")
 _POLL_SECONDS = 1.0
+_PROFILES = "profile/"
+"""The folder of profiles among a job's files."""
 
 app.command("run")(run.run)
-app.command("report")(report.write_report)
 
 
 @app.command("ls")
@@ -169,6 +174,50 @@ def get(
     with file_errors(target, "written", hint="Name another with -o"):
         write_atomically(target, data, mode=0o644)
     print(output.shown(f"wrote {target} ({bytes_of(len(data))})"))
+
+
+@app.command("report")
+def write_report(
+    job: JobName,
+    directory: OutputFolder = Path("train-report"),
+    traces: Annotated[
+        bool, typer.Option("--traces/--no-traces", help="The profiler's traces beside the page.")
+    ] = True,
+    namespace: Namespace = "",
+) -> None:
+    """Write an HTML page about a job: curves, checkpoints, restarts, profile, advice."""
+    with output.connect(TrainingJobsClient, namespace) as client:
+        found = client.job(client.find(job).id)
+        names = [file.name for file in client.files(found.id)]
+        trace_names = [
+            name for name in names if name.startswith(_PROFILES) and name.endswith(".trace.json.gz")
+        ]
+        profiles = [
+            summary
+            for name in names
+            if name.startswith(_PROFILES) and name.endswith(".summary.json")
+            for summary in _summary(client.file(found.id, name), name)
+        ]
+        events = [*client.history(found.id), *(event for _, event in client.metrics(found.id))]
+        report = training_summary.report(found, events, profiles, trace_names)
+        files = {PAGE: training_page.page(report).encode()}
+        if traces:
+            files |= {PurePosixPath(name).name: client.file(found.id, name) for name in trace_names}
+    write_files(directory, files)
+    for each in report.advice:
+        print(output.shown(f"{each.text}."))
+    print(f"{found.state}, step {found.step}: {directory / PAGE}")
+    for name in sorted(set(files) - {PAGE}):
+        print(output.shown(f"  {directory / name}"))
+
+
+def _summary(data: bytes, name: str) -> list[ProfileSummary]:
+    """The summary in the file; none, and a message, if it is something else that a script wrote."""
+    try:
+        return [decoding.from_json(data, type=ProfileSummary)]
+    except msgspec.MsgspecError as error:
+        print(output.shown(f"{name} is not a profile's summary: {error}"))
+        return []
 
 
 def _print_events(

@@ -17,9 +17,9 @@ from ...jobfiles import train_file
 from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
 from ...reports.html_page import plural
 from .. import output
-from ..job_screen import YAML, watch_job
 from ..output import Detach, Json, Namespace
 from .progress import ProgressDisplay, compiles_text
+from .watch import YAML, watch_job
 
 
 def run(

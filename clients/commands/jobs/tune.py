@@ -1,4 +1,4 @@
-"""`torchrelay tune job.yaml` and the other commands for batch jobs: list, show, follow, cancel and resume them."""
+"""`torchrelay tune`: batch jobs, started, listed, shown, followed, cancelled, resumed; lock files; reports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ from ....compiler.api.tuning.jobs import (
     TuneRequest,
 )
 from ....compiler.errors import BadTuneJob, SettingsError
+from ....compiler.tuning.records import TuningEntry
+from ...atomic_file import file_errors, write_atomically
+from ...gateway.admin_client import AdminClient
 from ...gateway.compile_client import GatewayClient
 from ...gateway.jobs import TuningJobsClient, TuningJobStateChange
-from ...jobfiles import captured_graphs, tune_file
+from ...jobfiles import captured_graphs, tune_file, tuning_lock
+from ...jobfiles.tuning_diff import tuning_changes
+from ...reports.html_page import PAGE, write_files
+from ...reports.tuning import page, plots, summary
 from ...settings import load_settings
 from .. import output
-from ..job_screen import JobGroup, watch_job
-from ..output import Detach, Follow, JobName, Json, Namespace
+from ..output import Detach, Follow, JobName, Json, Namespace, OutputFolder
+from .watch import JobGroup, watch_job
 
 app = typer.Typer(
     cls=JobGroup,
@@ -123,6 +129,121 @@ def resume(
             print(f"{found.id} is {found.state}")
             return
         _follow(tunes, found, json=False, earlier=before.progress)
+
+
+@app.command("report")
+def write_report(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id or name, or a lock file.")],
+    directory: OutputFolder = Path("tune-report"),
+    lock: Annotated[
+        Path | None, typer.Option(help="An older lock file; what has become slower is shown first.")
+    ] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also write a PNG file.")] = True,
+    namespace: Namespace = "",
+) -> None:
+    """Write an HTML page and a picture of a tuning job or lock file: gains, rooflines, candidates, slowdowns."""
+    if pictures:
+        plots.require()
+    old = None if lock is None else tuning_lock.load(lock)
+    against = "" if lock is None else lock.name
+    report = _report(job, old, against, output.checked_namespace(namespace))
+    picture = plots.faster(report) if pictures else None
+    files = {PAGE: page.page(report).encode()}
+    if picture is not None:
+        files[plots.PICTURE] = picture
+    write_files(directory, files)
+    slower = sum(change.kind == "slower" for change in report.changes or [])
+    compared = f", {slower} slower than in {against}" if report.changes is not None else ""
+    print(f"{report.problems} problems{compared}: {directory / PAGE}")
+    if picture is not None:
+        print(f"  {directory / plots.PICTURE}")
+
+
+# --- winners in lock files ------------------------------------------------------------------------------------
+
+
+@app.command("export")
+def export_entries(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The file to write; an existing one is replaced. Default: standard output."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Only winners of this device, by its full name.")] = "",
+    torch: Annotated[str, typer.Option(help="Only winners of this torch, like 2.13.0+cu130.")] = "",
+    namespace: Namespace = "",
+) -> None:
+    """Write the namespace's winners into a lock file, for review and version control."""
+    with output.connect(AdminClient, namespace) as administration:
+        every = administration.tunings()
+    chosen = [
+        entry for entry in every if device in ("", entry.place.device) and torch in ("", entry.place.torch)
+    ]
+    if every and not chosen:
+        raise SettingsError(f"none of {len(every)} winners matches", hint=f"There are {_places(every)}")
+    text = tuning_lock.write(chosen)
+    if file is None:
+        print(text, end="")
+        return
+    with file_errors(file, "written", hint="Check the folder and its permissions"):
+        write_atomically(file, text.encode(), mode=0o644)
+    print(f"exported {len(chosen)} winners to {file}")
+
+
+@app.command("import")
+def import_entries(
+    file: Annotated[Path, typer.Argument(help="What `tune export` wrote.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Also replace other winners.")] = False,
+    namespace: Namespace = "",
+) -> None:
+    """Import a lock file's winners into the service: compiles use them instead of measuring."""
+    entries = tuning_lock.load(file)
+    with output.connect(AdminClient, namespace) as administration:
+        taken = administration.import_tunings(entries, replace=replace)
+    left = "" if replace or not taken.exists else " (--replace takes the file's)"
+    print(f"imported {taken.new} winners, replaced {taken.replaced}; {taken.exists} exist already{left}")
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="A lock file.")],
+    new: Annotated[Path, typer.Argument(help="A later one.")],
+) -> None:
+    """Show what changed between two lock files, the largest slowdown first; needs no service."""
+    found = tuning_changes(tuning_lock.load(old), tuning_lock.load(new))
+    for change in found:
+        entry = change.new or change.old
+        assert entry is not None
+        share = f" {change.share:+.1%}" if change.old is not None and change.new is not None else ""
+        winners = [_winner(side) for side in (change.old, change.new) if side is not None]
+        print(output.shown(f"{change.kind}{share} {entry.problem.text()}"))
+        print(output.shown(f"    {entry.place.device}: {' -> '.join(winners)}"))
+    kinds = Counter(change.kind for change in found)
+    print(", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing changed")
+
+
+def _winner(entry: TuningEntry) -> str:
+    return f"{entry.winner.candidate} {entry.winner.milliseconds:.4g} ms"
+
+
+def _places(entries: list[TuningEntry]) -> str:
+    found = sorted({f"{entry.place.device!r} with torch {entry.place.torch!r}" for entry in entries})
+    return "; ".join(found[:10])
+
+
+# --- a job's request and report ------------------------------------------------------------------------------
+
+
+def _report(job: str, old: list[TuningEntry] | None, against: str, namespace: str) -> summary.TuningReport:
+    path = Path(job)
+    if path.is_file() or path.suffix or len(path.parts) > 1:
+        entries = tuning_lock.load(path)
+        return summary.report(path.name, summary.of_lock(entries), old=old, against=against)
+    with TuningJobsClient(load_settings(), namespace=namespace) as client:
+        found = client.job(client.find(job).id)
+        results = list(client.results(found.job.id))
+    return summary.report(
+        found.job.name, results, job=found.job, progress=found.progress, old=old, against=against
+    )
 
 
 def _request(spec: tune_file.TuneFile, path: Path, tunes: TuningJobsClient) -> TuneRequest:
