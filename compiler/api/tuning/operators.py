@@ -286,7 +286,9 @@ def _flex_attention(operands: Sequence[Operand], settings: Mapping[str, str]) ->
     if query.size[0] != key.size[0] or query.size[3] != key.size[3]:
         raise ValueError(f"queries {query.text()} and keys {key.text()} do not match")
     if query.size[1] % key.size[1]:
-        raise ValueError(f"{query.size[1]} heads of queries are not a multiple of {key.size[1]} heads of keys")
+        raise ValueError(
+            f"{query.size[1]} heads of queries are not a multiple of {key.size[1]} heads of keys"
+        )
     return _dense(_same_dtype(operands), *query.size[:3], value.size[3])
 
 
