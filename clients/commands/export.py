@@ -62,7 +62,8 @@ def export(
     name: Annotated[str, typer.Option(help="What the files are called.")] = "model",
     folder: OutputFolder = Path("exported"),
     local: Annotated[
-        bool, typer.Option("--local", help="Compile here, without the service; needs a C++ compiler.")
+        bool,
+        typer.Option("--local", help="Compile on this machine, without the service; needs a C++ compiler."),
     ] = False,
     directory: Annotated[
         Path, typer.Option(help="The working directory: it is sent, and the function runs in a copy.")

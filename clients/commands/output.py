@@ -37,9 +37,9 @@ JobName = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the job's id, and do not wait for its end.")]
 OutputFolder = Annotated[
-    Path, typer.Option("--output", "-o", help="The folder to write to; made if it is not there.")
+    Path, typer.Option("--output", "-o", help="The folder to write to; created if it does not exist.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 _WIDE = 10_000
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 

@@ -293,7 +293,7 @@ def _package(
             raise ExportFailed(
                 f"PyTorch cannot load what AOTInductor made for {name}: a process that only does that ends with "
                 f"{signal.Signals(killed).name}",
-                hint="Take another g++ (CXX): this one's code, or its own C++ library, does not go with torch's",
+                hint="Use another g++ (CXX): this one's code or C++ library is not compatible with torch's",
             )
         run = aot_inductor.load_package(file)  # inside: else Inductor tests the processor for 4 s
     checks = checked(file.name, run, model.module, model.example, shapes, model.device)

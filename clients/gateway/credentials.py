@@ -64,7 +64,7 @@ def write_credentials(
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, msgspec.json.format(content) + b"\n", synced=True)
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="See to the folder") from None
+        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="Check its folder") from None
 
 
 def keep_other(path: Path, url: str) -> Path | None:
@@ -93,7 +93,8 @@ def keep_other(path: Path, url: str) -> Path | None:
             return place
     except OSError as error:
         raise SettingsError(
-            f"{path} cannot be kept in {folder}: {error.strerror}", hint="Move it away, or see to the folder"
+            f"{path} cannot be kept in {folder}: {error.strerror}",
+            hint="Move it away, or check its permissions",
         ) from None
     raise AssertionError("unreachable")
 

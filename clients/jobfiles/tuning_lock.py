@@ -168,7 +168,7 @@ class _LockReader:
             self._fail(
                 self._line((), "version"),
                 f"the file has version {written}, this torchrelay reads {VERSION}",
-                hint="Install the torchrelay that wrote it, or write the file anew: `torchrelay tune export`",
+                hint="Install the torchrelay that wrote it, or write the file again: `torchrelay tune export`",
             )
         file = self._convert(parsed, _LockFile, ())
         found: dict[tuple[object, ...], tuple[records.TuningEntry, tuple[int, ...]]] = {}

@@ -105,7 +105,7 @@ class Batches(Generic[T]):
         if state["position"] % self._global_batch:
             raise CheckpointError(
                 f"the checkpoint is after {state['position']} samples, no multiple of {self._global_batch}",
-                hint="Go on with the global batch that it was made with",
+                hint="Continue with the global batch size that it was saved with",
             )
         self._position = state["position"]
 

@@ -34,7 +34,7 @@ def write_archive(path: Path, artifacts: Iterable[tuple[str, bytes]]) -> int:
     except FileExistsError:
         raise SettingsError(f"{path} exists", hint="Remove it, or name another file") from None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="See to the folder") from None
+        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="Check its folder") from None
     return count
 
 
@@ -53,4 +53,6 @@ def read_archive(path: Path) -> Iterator[tuple[str, bytes]]:
     except tarfile.TarError as error:
         raise ArtifactError(f"{path} is not an export: {error}") from None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror or error}", hint="See to it") from None
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror or error}", hint="Check its permissions"
+        ) from None

@@ -64,7 +64,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torch
 def disown(yes: Yes = False) -> None:
     """Disown everything that was signed until now; it is compiled again on request."""
     if not yes:
-        typer.confirm("Every artifact of every namespace will be compiled again. Go on?", abort=True)
+        typer.confirm("Every artifact of every namespace will be compiled again. Continue?", abort=True)
     with AdminClient(load_settings()) as administration:
         found = administration.disown()
     print(f"epoch {found.epoch} begins; earlier signatures do not count any more")

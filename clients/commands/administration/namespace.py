@@ -56,7 +56,7 @@ def set_quota(
         ),
     ] = "",
 ) -> None:
-    """Set a quota; 0 is no limit, `default` what the service's settings say. Makes the namespace if need be."""
+    """Set a quota; 0 is no limit, `default` what the service's settings say. Creates the namespace if needed."""
     quota: dict[str, float | None] = {}
     if compiles:
         quota["compiles"] = _number("--compiles", compiles, r"([0-9]{1,15})()")
@@ -77,7 +77,7 @@ def remove(name: Name, yes: Yes = False) -> None:
     name = _checked(name)
     if not yes:
         typer.confirm(
-            f"All of {name} will be deleted, and its tokens are not valid any more. Go on?", abort=True
+            f"All of {name} will be deleted, and its tokens will no longer be valid. Continue?", abort=True
         )
     deleted = 0
     with AdminClient(load_settings()) as administration:

@@ -50,7 +50,7 @@ def create(
             "docs/programs.md.",
         ),
     ] = False,
-    expires: Annotated[str, typer.Option(help="Its life: 45m, 12h, 30d, or never.")] = "90d",
+    expires: Annotated[str, typer.Option(help="Its lifetime: 45m, 12h, 30d, or never.")] = "90d",
     json: Json = False,
 ) -> None:
     """Issue a token. It is printed to standard output, only once."""

@@ -120,7 +120,7 @@ def run_checks() -> Iterator[CheckResult]:
             if blocker is None:
                 result = _result(check, gateway, settings)
             else:
-                advice = f"First see to {blocker!r}"
+                advice = f"First fix {blocker!r}"
                 result = CheckResult(name=check.name, status="skip", finding="not checked", advice=advice)
             if result.status != "pass":
                 failed.add(check.name)
@@ -238,7 +238,8 @@ def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
 def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not settings.public_keys:
         raise SignatureError(
-            "no public key is trusted", hint=f"Set TORCHRELAY_PUBLIC_KEYS, or have it in {credentials_path()}"
+            "no public key is trusted",
+            hint=f"Set TORCHRELAY_PUBLIC_KEYS, or store it in {credentials_path()}",
         )
     info = gateway.info()
     served = info.get("public_keys", [])

@@ -38,7 +38,7 @@ def run(
     memory: Annotated[str | None, typer.Option(help="Memory of each rank, like 16GiB.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
     min_workers: Annotated[
-        int | None, typer.Option(help="After a loss continue with as few ranks as this.")
+        int | None, typer.Option(help="After a loss, continue with as few as this many ranks.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32, bf16 or fp16; default: the script's.")

@@ -93,7 +93,7 @@ def logs(
 def metrics(
     job: JobName,
     follow: Follow = False,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object a line, for programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line, for programs.")] = False,
     rank: Annotated[int, typer.Option(min=-1, help="Only this rank; default: all.")] = -1,
     namespace: Namespace = "",
 ) -> None:
@@ -161,7 +161,11 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A file of the job: `torchrelay train files`.")],
     to: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write it; default: here, by its last name."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write it; default: the current folder.",
+        ),
     ] = None,
     namespace: Namespace = "",
 ) -> None:

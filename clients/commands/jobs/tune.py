@@ -136,7 +136,7 @@ def write_report(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id or name, or a lock file.")],
     directory: OutputFolder = Path("tune-report"),
     lock: Annotated[
-        Path | None, typer.Option(help="An older lock file; what has become slower is shown first.")
+        Path | None, typer.Option(help="An older lock file to compare with; slowdowns are shown first.")
     ] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also write a PNG file.")] = True,
     namespace: Namespace = "",
@@ -206,7 +206,7 @@ def import_entries(
 @app.command()
 def diff(
     old: Annotated[Path, typer.Argument(help="A lock file.")],
-    new: Annotated[Path, typer.Argument(help="A later one.")],
+    new: Annotated[Path, typer.Argument(help="A newer lock file.")],
 ) -> None:
     """Show what changed between two lock files, the largest slowdown first; needs no service."""
     found = tuning_changes(tuning_lock.load(old), tuning_lock.load(new))

@@ -72,7 +72,8 @@ class Bearer:
             raise Unauthenticated(error.message, hint=error.advice) from None
         if isinstance(self._known, SignedIn) and not same_gateway(self._known.url, self._settings.url):
             raise Unauthenticated(
-                f"{path} is for another gateway by now", hint="Run `torchrelay login`, and start this anew"
+                f"{path} is for another gateway by now",
+                hint="Run `torchrelay login`, and restart this process",
             )
         return self._known
 

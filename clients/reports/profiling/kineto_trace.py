@@ -83,7 +83,7 @@ def read_trace(path: Path) -> KinetoTrace:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
     except (OSError, EOFError, gzip.BadGzipFile) as error:
-        raise ClientError(f"{path} cannot be read: {error}", hint="Profile once more") from None
+        raise ClientError(f"{path} cannot be read: {error}", hint="Profile again") from None
     try:
         return decoding.from_json(data, type=KinetoTrace, strict=False)
     except msgspec.MsgspecError:
@@ -91,7 +91,7 @@ def read_trace(path: Path) -> KinetoTrace:
     try:  # Kineto has written divisions by zero as they print
         return decoding.from_json(_NO_NUMBER.sub(rb"\1null", data), type=KinetoTrace, strict=False)
     except msgspec.MsgspecError as error:
-        raise ClientError(f"{path} is not a profiler's trace: {error}", hint="Profile once more") from None
+        raise ClientError(f"{path} is not a profiler's trace: {error}", hint="Profile again") from None
 
 
 def cover(intervals: Iterable[Interval]) -> Cover:

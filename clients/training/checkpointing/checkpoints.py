@@ -78,7 +78,7 @@ class Checkpoints:
         if not location and not self._off:
             raise SettingsError(
                 "no place for checkpoints is known",
-                hint="Say train.Checkpoints(folder), or start it as a job",
+                hint="Pass a folder, train.Checkpoints(folder), or run the script as a job",
             )
         if keep < 1:
             raise SettingsError(f"keep is {keep}", hint="Keep at least one checkpoint")

@@ -65,7 +65,7 @@ def load_state(
         raise CheckpointError(
             f"the checkpoint has no {lacking[0]!r}, and lacks {len(lacking)} of this model's "
             f"{len(state['model'])} tensors",
-            hint="It is another model's: name another folder",
+            hint="It belongs to another model: name another folder",
         )
     # allow_partial_load: parameters that never had a gradient have no optimizer state in the checkpoint.
     try:

@@ -45,7 +45,7 @@ def run_function(entry: str, arguments: Sequence[str]) -> None:
     for name in path.split("."):
         function = getattr(function, name, None)
     if not callable(function):
-        raise SettingsError(f"{module} has no function {path!r}", hint="Say module:function")
+        raise SettingsError(f"{module} has no function {path!r}", hint="Write module:function")
     function()
 
 

@@ -191,7 +191,7 @@ def test_the_doctor_names_the_toolchain_that_no_worker_has(
     assert [found[name][0] for name in ("gateway", "redis", "workers", "signature")] == ["pass"] * 4
     assert found["toolchain"][0] == "fail"
     assert "cp39 torch 1.13 on cpu" in found["toolchain"][1]
-    assert found["round trip"] == ("skip", "not checked", "First see to 'toolchain'")
+    assert found["round trip"] == ("skip", "not checked", "First fix 'toolchain'")
 
 
 @pytest.mark.parametrize(
