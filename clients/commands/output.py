@@ -103,7 +103,7 @@ def checked_namespace(text: str, *, every: bool = False) -> str:
     )
 
 
-def connect(client: type[Client], namespace: str) -> Client:
+def connect(client: type[Client], namespace: str = "") -> Client:
     """A client of the gateway in the user's settings. Raises SettingsError if `namespace` cannot be one's name."""
     return client(load_settings(), namespace=checked_namespace(namespace))
 

@@ -104,7 +104,7 @@ def collect(namespace: Namespace = "") -> None:
 @app.command()
 def reindex() -> None:
     """Offer the artifacts of the blob store again, after Redis was lost or restored, or the store replaced."""
-    with output.connect(AdminClient, "") as administration:
+    with output.connect(AdminClient) as administration:
         indexed = sum(administration.reindex(part).indexed for part in range(REINDEX_PARTS))
     print(f"{indexed} artifacts of the blob store are offered again")
 

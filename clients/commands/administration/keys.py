@@ -12,7 +12,6 @@ from ....compiler.api.admin import KeysReply
 from ....compiler.artifact.trust_document import ListedKey
 from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
-from ...settings import load_settings
 from .. import output
 from ..output import Json, Yes
 
@@ -24,7 +23,7 @@ app = typer.Typer(
 @app.command("ls")
 def list_keys(json: Json = False) -> None:
     """List the signing keys, the oldest first."""
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.keys()
     if json:
         output.print_json(found)
@@ -45,7 +44,7 @@ def rotate(
 ) -> None:
     """Sign with a new key from now on."""
     seconds = output.lifetime("--overlap", overlap)
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.rotate_key(seconds)
     print(f"key {found.current} signs now")
 
@@ -55,7 +54,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torch
     """Revoke a key: its signatures do not count from now on; its artifacts are compiled again on request."""
     if not re.fullmatch("[0-9a-f]{16}", key_id):
         raise SettingsError("this is not a key's id", hint="`torchrelay keys ls` lists ids: 16 hex digits")
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.revoke_key(key_id)
     print(f"revoked {key_id}; key {found.current} signs now")
 
@@ -65,7 +64,7 @@ def disown(yes: Yes = False) -> None:
     """Disown everything that was signed until now; it is compiled again on request."""
     if not yes:
         typer.confirm("Every artifact of every namespace will be compiled again. Continue?", abort=True)
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.disown()
     print(f"epoch {found.epoch} begins; earlier signatures do not count any more")
 

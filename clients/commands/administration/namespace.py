@@ -13,7 +13,6 @@ from ....compiler.api.admin import NamespaceReply
 from ....compiler.errors import SettingsError, Unavailable
 from ...gateway.admin_client import AdminClient
 from ...reports.html_page import bytes_of
-from ...settings import load_settings
 from .. import output
 from ..output import Json, Yes
 
@@ -31,7 +30,7 @@ _ALLOWED = "Allowed: a number, 0 for no limit, or default; bytes also with K, M,
 @app.command("ls")
 def list_namespaces(json: Json = False) -> None:
     """List the namespaces that the token may see, with their use and quotas."""
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.namespaces()
     output.print_rows(found, _HEADINGS, [_row(namespace) for namespace in found], json=json)
 
@@ -39,7 +38,7 @@ def list_namespaces(json: Json = False) -> None:
 @app.command()
 def show(name: Name, json: Json = False) -> None:
     """Show one namespace."""
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.namespace(_checked(name))
     output.print_rows(found, _HEADINGS, [_row(found)], json=json)
 
@@ -66,7 +65,7 @@ def set_quota(
         )
     if bytes:
         quota["bytes"] = _number("--bytes", bytes, r"([0-9]{1,12})([KMGT]?)")
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.set_quota(_checked(name), quota)
     output.print_table(_HEADINGS, [_row(found)])
 
@@ -80,7 +79,7 @@ def remove(name: Name, yes: Yes = False) -> None:
             f"All of {name} will be deleted, and its tokens will no longer be valid. Continue?", abort=True
         )
     deleted = 0
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         while (part := administration.remove_namespace(name)).state != "done":
             if part.state == "jobs":
                 raise Unavailable(f"{name} has {part.count} open jobs", hint=_OPEN_JOBS_HINT)

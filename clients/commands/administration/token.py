@@ -12,7 +12,6 @@ import typer
 from ....compiler.api.admin import TokenRecord
 from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
-from ...settings import load_settings
 from .. import output
 from ..output import Json
 
@@ -55,7 +54,7 @@ def create(
 ) -> None:
     """Issue a token. It is printed to standard output, only once."""
     lifetime = output.lifetime("--expires", expires)
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         made = administration.create_token(
             name,
             role or ["compile"],
@@ -84,7 +83,7 @@ def list_tokens(
     json: Json = False,
 ) -> None:
     """List tokens by their public ids."""
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         found = administration.tokens()
     headings = ("id", "name", "namespace", "roles", "created", "expires", "state")
     output.print_rows(found, headings, [_row(record) for record in found], json=json)
@@ -97,7 +96,7 @@ def revoke(
     """Revoke a token; it is refused from now on."""
     if not re.fullmatch("[0-9a-f]{12}", token_id):
         raise SettingsError("this is not a token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
-    with AdminClient(load_settings()) as administration:
+    with output.connect(AdminClient) as administration:
         record = administration.revoke_token(token_id)
     print(f"revoked {record.id}, {record.name}")
 

@@ -37,14 +37,14 @@ def main(arguments: Sequence[str]) -> None:
 def _captured(target: Sequence[str]) -> CapturedGraphs:
     from ...capture.script_graphs import GraphRecorder, run_recorded
     from .. import precision
-    from ..rank import compile_setup, run_script
+    from ..rank import run_script
     from ..rank.main import runner
     from .fake_process_groups import fake_process_groups
 
     rank = load_rank()
     spec = rank.spec
     recorder = GraphRecorder(
-        "", unnamed=compile_setup.TUNED_MODE if spec is not None and spec.tune else "default"
+        "", unnamed=run_script.TUNED_MODE if spec is not None and spec.tune else "default"
     )
     ended, log = "", ""
     run = runner(list(target))

@@ -23,7 +23,7 @@ from ..metrics.reporter import process_reporter
 from ..output_files import upload_output_files, uploader
 from ..preemption import process_preemption
 from ..rank_environment import RankEnvironment, load_rank
-from . import compile_setup, run_script
+from . import run_script
 
 _USAGE = "usage: python -m torchrelay.clients.training.rank.main [--] SCRIPT [ARGUMENTS] | --function MODULE:FUNCTION"
 _SAVE_SECONDS = 600.0
@@ -101,7 +101,7 @@ def _prepare(rank: RankEnvironment) -> list[Callable[[], None]]:
     precision.set_precision(rank.spec.precision)
     if rank.spec.compile == "torchrelay":
         try:
-            compile_setup.compile_through_service(tune=rank.spec.tune)
+            run_script.compile_through_service(tune=rank.spec.tune)
         except RelayError as error:  # training goes on, compiled here
             process_reporter().note("warning", f"torchrelay is not the back end: {error}")
     if rank.spec.profile is not None and not rank.capture:

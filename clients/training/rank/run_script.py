@@ -1,4 +1,4 @@
-"""Runs a script, or `module:function`, as Python itself would.
+"""Runs a script, or `module:function`, as Python itself would, with torchrelay as the back end of its torch.compile.
 
 As `python SCRIPT` does, the script becomes the module `__main__` and stays it: what it pickles, the processes that it
 spawns and what runs at exit find it there.
@@ -13,9 +13,13 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from ....compiler.errors import SettingsError
+
+TUNED_MODE: Literal["max-autotune-no-cudagraphs"] = "max-autotune-no-cudagraphs"
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
@@ -47,6 +51,18 @@ def run_function(entry: str, arguments: Sequence[str]) -> None:
     if not callable(function):
         raise SettingsError(f"{module} has no function {path!r}", hint="Write module:function")
     function()
+
+
+def compile_through_service(*, tune: bool = False) -> None:
+    """Make torchrelay the back end of every torch.compile in this process that names none, or PyTorch's default. tune:
+    and TUNED_MODE the mode of those that name none."""
+    from ...backend import enable, torchrelay
+    from ...capture.patch_compile import DEFAULT, compile_with_backend
+
+    enable()
+    torch.compile = compile_with_backend(
+        torchrelay, ("torchrelay", DEFAULT), mode=TUNED_MODE if tune else None
+    )
 
 
 def user_traceback(error: BaseException) -> types.TracebackType | None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torchrelay
 from torchrelay.clients import backend
-from torchrelay.clients.training.rank import compile_setup
+from torchrelay.clients.training.rank import run_script
 
 
 def eagerly(gm: torch.fx.GraphModule, *_: Any) -> Any:
@@ -37,7 +37,7 @@ def main() -> None:
         ranks[:] = [dist.get_rank()]
 
     backend._compile_locally = eagerly
-    compile_setup.compile_through_service()
+    run_script.compile_through_service()
     keys_script.main(list(keys_script.KINDS), 3, after)
     Path(sys.argv[1], f"{ranks[0]}.json").write_text(json.dumps(found))
 
