@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchrelay.clients.gateway.admin_client import AdminClient
 from torchrelay.clients.settings import ClientSettings
+from torchrelay.compiler.api.admin import TokenRequest
 from torchrelay.compiler.tuning.records import TuningEntry
 from torchrelay.examples.harness.private_service import PrivateService
 
@@ -31,7 +32,8 @@ class Tenant:
         self.service = service
         with administration(service) as asked:
             asked.set_quota(namespace, {})
-            self._token = asked.create_token("bench", ["compile", "tune"], None, namespace=namespace).token
+            request = TokenRequest("bench", frozenset({"compile", "tune"}), None, namespace=namespace)
+            self._token = asked.create_token(request).token
         self.environment = {
             **service.environment,
             "TORCHRELAY_TOKEN": self._token,

@@ -21,6 +21,7 @@ from ...compiler.api.admin import (
     ReindexReply,
     TokenRecord,
     TokenReply,
+    TokenRequest,
 )
 from ...compiler.api.tuning.database import TuningsImported, TuningsReply, TuningsRequest
 from ...compiler.artifact import manifest
@@ -37,30 +38,8 @@ _TUNINGS = 200
 class AdminClient(HttpApi):
     """One gateway's administration."""
 
-    def create_token(
-        self,
-        name: str,
-        roles: Sequence[str],
-        expires_seconds: int | None,
-        *,
-        namespace: str = "",
-        rate: float | None = None,
-        allow_source: bool = False,
-        allow_programs: bool = False,
-    ) -> TokenReply:
-        """namespace: '' for the administrator's own, `*` for all. rate: requests a second; 0: no limit.
-        allow_source: the token may send graphs with user-written kernels. allow_programs: it may give programs to the
-        namespace's clients."""
-        body = {
-            "name": name,
-            "roles": list(roles),
-            "expires_seconds": expires_seconds,
-            "namespace": namespace,
-            "rate": rate,
-            "allow_source": allow_source,
-            "allow_programs": allow_programs,
-        }
-        return self._call("POST", "/v1/tokens", TokenReply, body)
+    def create_token(self, request: TokenRequest) -> TokenReply:
+        return self._call("POST", "/v1/tokens", TokenReply, request)
 
     def tokens(self) -> list[TokenRecord]:
         return self._call("GET", "/v1/tokens", list[TokenRecord])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from ....compiler.api.admin import TokenRecord
+from ....compiler.api.admin import Role, TokenRecord, TokenRequest
 from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from .. import output
@@ -56,13 +56,15 @@ def create(
     lifetime = output.lifetime("--expires", expires)
     with output.connect(AdminClient) as administration:
         made = administration.create_token(
-            name,
-            role or ["compile"],
-            lifetime,
-            namespace=output.checked_namespace(namespace, every=True),
-            rate=rate,
-            allow_source=allow_source,
-            allow_programs=allow_programs,
+            TokenRequest(
+                name,
+                cast("frozenset[Role]", frozenset(role or ["compile"])),  # the gateway checks them
+                lifetime,
+                namespace=output.checked_namespace(namespace, every=True),
+                rate=rate,
+                allow_source=allow_source,
+                allow_programs=allow_programs,
+            )
         )
     if json:
         output.print_json(made)

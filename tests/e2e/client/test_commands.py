@@ -18,6 +18,7 @@ from torchrelay.clients.gateway.admin_client import AdminClient
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler import errors
+from torchrelay.compiler.api.admin import TokenRequest
 from torchrelay.compiler.request import codec, key
 from torchrelay.examples.harness.private_service import PrivateService
 
@@ -109,7 +110,9 @@ def test_the_user_who_started_the_service_may_send_source_and_others_only_when_t
         monkeypatch.setenv(name, value)
     with AdminClient(load_settings()) as administration:
         plain, allowed = (
-            administration.create_token("ada", ["compile"], 60, allow_source=source).token
+            administration.create_token(
+                TokenRequest("ada", frozenset({"compile"}), 60, allow_source=source)
+            ).token
             for source in (False, True)
         )
     for token, refusal in (

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torchrelay.clients.gateway.admin_client import AdminClient
 from torchrelay.clients.settings import load_settings
+from torchrelay.compiler.api.admin import TokenRequest
 from torchrelay.examples.harness.machines import FreshMachine
 from torchrelay.examples.harness.private_service import PrivateService
 
@@ -45,7 +46,8 @@ def token(service: PrivateService, *, allow_source: bool, monkeypatch: pytest.Mo
         for name, value in service.environment.items():
             patch.setenv(name, value)
         with AdminClient(load_settings()) as administration:
-            return administration.create_token("ada", ["compile"], 3600, allow_source=allow_source).token
+            asked = TokenRequest("ada", frozenset({"compile"}), 3600, allow_source=allow_source)
+            return administration.create_token(asked).token
 
 
 @pytest.mark.parametrize("run", RUNS)
