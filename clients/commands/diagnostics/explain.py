@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 from msgspec import Struct
-from rich.console import Console
-from rich.text import Text
 
 from ....compiler.api.compiles import MissExplanation, NearestEntry
 from ....compiler.errors import ClientError, NotFound, RelayError
@@ -120,52 +118,41 @@ def _ask_all(settings: ClientSettings, keys: list[str]) -> tuple[list[KeyExplana
 
 
 def _show(run: LastRun | None, misses: list[KeyExplanation]) -> None:
-    console = Console()
     if run is not None:
-        _show_run(console, run)
+        _show_run(run)
     for miss in misses:
-        console.print()
+        print()
         for line in _lines(miss):
-            console.print(Text(output.shown(line)), soft_wrap=True)
+            print(output.shown(line))
 
 
-def _show_run(console: Console, run: LastRun) -> None:
+def _show_run(run: LastRun) -> None:
     for process in run.processes:
-        who = (
-            f"process {process.pid}"
-            if process.rank is None
-            else f"rank {process.rank}, process {process.pid}"
-        )
-        console.print(Text(f"{process.program or 'python'}, {who}, ended {_ago(process.ended)}"))
-        output.print_table(
-            ("graph", "key", "outcome", "nodes", "seconds"),
-            [
-                (
-                    str(index),
-                    graph.key[:_SHOWN_DIGITS] or "none",
-                    _outcome(graph),
-                    f"{graph.nodes:,}",
-                    f"{graph.seconds:,.2f}",
-                )
-                for index, graph in enumerate(process.graphs)
-            ],
-        )
+        rank = "" if process.rank is None else f"rank {process.rank}, "
+        who = f"{process.program or 'python'}, {rank}process {process.pid}"
+        print(output.shown(f"{who}, ended {_ago(process.ended)}"))
+        rows = [
+            (
+                str(index),
+                graph.key[:_SHOWN_DIGITS] or "none",
+                _outcome(graph),
+                f"{graph.nodes:,}",
+                f"{graph.seconds:,.2f}",
+            )
+            for index, graph in enumerate(process.graphs)
+        ]
+        output.print_table(("graph", "key", "outcome", "nodes", "seconds"), rows)
         for refused in process.refused:
             at = f", first at {refused.line}" if refused.line else ""
-            console.print(
-                Text(output.shown(f"  cannot be sent: {refused.operator} ({refused.graphs} graphs{at})")),
-                soft_wrap=True,
-            )
+            print(output.shown(f"  cannot be sent: {refused.operator} ({refused.graphs} graphs{at})"))
         if process.programs or process.programs_checked or process.traced:
             traced = len({each.function for each in process.traced})
-            console.print(
-                Text(f"Functions that started without tracing: {process.programs}; traced: {traced}")
-            )
+            print(f"Functions that started without tracing: {process.programs}; traced: {traced}")
         if process.programs_checked:
             stale = f"{process.programs_stale} were stale and are dropped"
-            console.print(Text(f"Programs compared with a new trace: {process.programs_checked}; {stale}"))
+            print(f"Programs compared with a new trace: {process.programs_checked}; {stale}")
         for each in process.traced:
-            console.print(Text(output.shown(f"  {each.function}: {each.reason}")), soft_wrap=True)
+            print(output.shown(f"  {each.function}: {each.reason}"))
 
 
 def _outcome(graph: GraphRecord) -> str:
