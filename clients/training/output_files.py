@@ -36,6 +36,7 @@ def upload_output_files(folder: Path, since: float, upload: UploadFile) -> tuple
         return "", f"nothing of the working directory was kept: {error}"
     uploaded: list[str] = []
     skipped: list[str] = []
+    not_kept = ""
     room = MOST_BYTES
     for number, (size, name) in enumerate(written):
         if size > room or number >= MOST_FILES:
@@ -47,10 +48,17 @@ def upload_output_files(folder: Path, since: float, upload: UploadFile) -> tuple
             skipped.append(name)
             continue
         except RelayError as error:
-            return _uploaded_note(uploaded), f"{name} and what is larger was not kept: {error}"
+            not_kept = f"{name} and what is larger was not kept: {error}"
+            break
         uploaded.append(name)
         room -= size
-    return _uploaded_note(uploaded), _skipped_note(skipped)
+    if skipped and not not_kept:
+        not_kept = (
+            f"not kept of the working directory, which is gone: {_listed(skipped)}; write what is to stay to a path "
+            f"that outlives the job, or name in {IGNORE_FILE} what need not be kept"
+        )
+    kept = f"kept of the working directory, as {FOLDER}/: {_listed(uploaded)}" if uploaded else ""
+    return kept, not_kept
 
 
 def _written(folder: Path, since: float) -> list[tuple[int, str]]:
@@ -62,21 +70,6 @@ def _written(folder: Path, since: float) -> list[tuple[int, str]]:
         if path.is_file() and not path.is_symlink() and (status := path.stat()).st_mtime >= since:
             found.append((status.st_size, name))
     return found
-
-
-def _uploaded_note(names: list[str]) -> str:
-    if not names:
-        return ""
-    return f"kept of the working directory, as {FOLDER}/: {_listed(names)}"
-
-
-def _skipped_note(names: list[str]) -> str:
-    if not names:
-        return ""
-    return (
-        f"not kept of the working directory, which is gone: {_listed(names)}; write what is to stay to a path that "
-        f"outlives the job, or name in {IGNORE_FILE} what need not be kept"
-    )
 
 
 def _listed(names: list[str]) -> str:
