@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from ...compiler.errors import CompileFailed, CompileKilled, RelayError
 from ...compiler.kernel_store.libraries import KernelExchange
 from ...compiler.request import schema
 from ..messages import Answer, JobDone, JobFailed, StageEvent, WorkerJob, encode
-from ..process.process_tree import die_with_parent
+from ..process import process_tree
 from ..sandbox.isolation import Sandbox
 from ..settings import JobLimits, SlotSettings
 from .environment import job_environment
@@ -75,20 +75,11 @@ def fork(body: Callable[[ChildPipes], None], log: Path | None, sandbox: Sandbox)
     pid_reading, pid_writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        for descriptor in (writing, replies_reading, pid_writing):
-            os.close(descriptor)
-        os.set_blocking(replies_writing, False)
-        with os.fdopen(pid_reading, "rb") as stream:
-            first = stream.read()
-        return ChildProcess(
-            pid, reading, replies_writing, frozenset({pid, int(first)}) if first else frozenset()
-        )
-    status = 70
-    try:
+
+    def in_the_child() -> None:
+        nonlocal pid_writing
         os.setsid()
-        die_with_parent(server)
+        process_tree.die_with_parent(server)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(
             OSError
@@ -104,16 +95,14 @@ def fork(body: Callable[[ChildPipes], None], log: Path | None, sandbox: Sandbox)
         _close_all_but(writing, replies_reading, pid_writing)
         pipes = ChildPipes(writing, replies_reading)
         sandbox.run(functools.partial(body, pipes), inherited=pipes, pid_pipe=pid_writing)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        _end(status)
 
-
-def _end(status: int) -> NoReturn:
-    os._exit(status)
+    pid = process_tree.fork(in_the_child)
+    for descriptor in (writing, replies_reading, pid_writing):
+        os.close(descriptor)
+    os.set_blocking(replies_writing, False)
+    with os.fdopen(pid_reading, "rb") as stream:
+        first = stream.read()
+    return ChildProcess(pid, reading, replies_writing, frozenset({pid, int(first)}) if first else frozenset())
 
 
 def _close_all_but(*descriptors: int) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -25,12 +25,17 @@ from ...compiler.errors import MalformedRequest
 from ...compiler.kernel_store.libraries import KernelExchange
 from ...compiler.request import codec, schema
 from ...compiler.tuning import queries
-from .frame_stack import with_frame_stack
+
+T = TypeVar("T")
 
 _TRIAL = '#include <cmath>\n#include <Python.h>\nextern "C" double tried(double x) { return std::sqrt(x); }\n'
 _COLLECTIONS = (2_000_000, 50, 1_000)
 """gc.set_threshold for one compile. A graph of a dozen layers leaves 1.4 million objects, two thirds of them garbage
 (100 MB); collecting them early took a tenth of the compile. The garbage of larger graphs is still collected."""
+
+_FRAME_WORDS = (4 << 20) // 8
+"""A frame of 4 MiB gets a chunk of 8, the next power of two; the rest is for the frames of its calls. Only pages that
+are used take memory."""
 
 
 def preload() -> None:
@@ -177,6 +182,22 @@ def search(
             lambda: search_worker.serve(order, asking, workdir=workdir, progress=progress, kernels=kernels)
         )
     return b""
+
+
+def with_frame_stack(body: Callable[[], T]) -> T:
+    """`body()`, with room for all of Python's frames (thousands) in one chunk of memory.
+
+    Python stores frames in chunks of 16 KiB and frees a chunk when the call that began it returns (`push_chunk` and
+    `_PyThreadState_PopFrame` in CPython's Python/pystate.c). A loop that calls across a chunk's end maps and unmaps
+    16 KiB in every iteration: in a large compile that was a quarter of a million pages, depending on how deep the loop
+    began.
+    """
+
+    def large() -> T:
+        return body()
+
+    large.__code__ = large.__code__.replace(co_stacksize=_FRAME_WORDS)
+    return large()
 
 
 def _order(request: bytes) -> SearchJobSpec | None:

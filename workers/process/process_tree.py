@@ -14,13 +14,17 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from . import linux
 
+FAILED = 70
+"""The exit status of a child that raised."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 """A flag of a process: it is ending, inside the kernel."""
@@ -74,6 +78,22 @@ class ForeignProcess:
 def become_subreaper() -> None:
     """Orphaned descendants of this process become its children, in any session."""
     linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fork(body: Callable[[], object]) -> int:
+    """Run `body` in a child; its pid. The child ends without unwinding this process's stack, with status FAILED after
+    an error, which it prints."""
+    if pid := os.fork():
+        return pid
+    status = FAILED
+    try:
+        body()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:

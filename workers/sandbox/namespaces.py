@@ -12,13 +12,11 @@ import contextlib
 import os
 import resource
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..process import linux
-from ..process.process_tree import die_with_parent
+from ..process.process_tree import FAILED, die_with_parent, fork
 from .visible_paths import VisiblePaths
 
 _LINKS = {
@@ -64,7 +62,7 @@ def run(
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # its parent has no pid in its own namespace
         for descriptor in (status, pid_pipe):
             os.close(descriptor)
-        job = _forked(in_the_job)
+        job = fork(in_the_job)
         for descriptor in inherited:
             os.close(descriptor)
         dead, how = os.wait()
@@ -72,28 +70,13 @@ def run(
             dead, how = os.wait()
         os.write(report, how.to_bytes(4, "little"))
 
-    first = _forked(in_the_first)
+    first = fork(in_the_first)
     os.write(pid_pipe, str(first).encode())
     for descriptor in (pid_pipe, report, *inherited):
         os.close(descriptor)
     received = os.read(status, 4)
     how = os.waitpid(first, 0)[1]
     _end_as(os.waitstatus_to_exitcode(int.from_bytes(received, "little") if received else how), outer)
-
-
-def _forked(body: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 70
-    try:
-        body()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)
 
 
 def _end_as(code: int, outer: int) -> None:
@@ -103,7 +86,7 @@ def _end_as(code: int, outer: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # SIGKILL has no action to set
         signal.signal(-code, signal.SIG_DFL)
     os.kill(outer, -code)
-    os._exit(70)
+    os._exit(FAILED)
 
 
 def _show(view: VisiblePaths, own: Path, shown: Sequence[Path]) -> None:

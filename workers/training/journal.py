@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -33,7 +34,6 @@ from ...compiler.api.training.events import (
     TrainEvent,
 )
 from ...compiler.api.training.jobs import TRAIN_ENDED
-from .appended_files import AppendedFiles
 
 MOST_ENTRIES = 1000
 """In one answer."""
@@ -46,6 +46,10 @@ _DISK_BYTES = 1 << 30
 """Of entries that were not fetched; past it, log lines and metrics are lost."""
 _COMPACT_BYTES = 4 << 20
 """A file whose entries were all fetched begins anew from this size."""
+_SHOWN_BYTES = 256 << 20
+"""A file for people that grew past it replaces its predecessor `NAME.1`: the service has all of it."""
+_OPEN_SHARE = 4
+"""Of the files that this process may have open, those for people are one in so many."""
 
 
 class JobJournal:
@@ -55,7 +59,7 @@ class JobJournal:
         self._folder = folder
         self._file = folder / "news.jsonl"
         self._opened: IO[bytes] | None = None
-        self._readable = AppendedFiles()
+        self._readable = _AppendedFiles()
         self._changed = threading.Condition()
         self._queueing = threading.Lock()
         self._queue: list[TrainEvent] = []
@@ -305,6 +309,39 @@ class JobJournal:
         for file, texts in files.items():
             with contextlib.suppress(OSError):
                 self._readable.append(file, b"".join(texts))
+
+
+class _AppendedFiles:
+    """Appends to files, which stay open: on a network's folder, opening one takes longer than writing it. Not safe for
+    threads."""
+
+    def __init__(self) -> None:
+        self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        """The descriptor of each, that used longest ago first."""
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Raises OSError."""
+        file = self._descriptor(path)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        if os.fstat(file).st_size > _SHOWN_BYTES:
+            path.replace(path.with_name(f"{path.name}.1"))
+            self._close(path)
+
+    def _descriptor(self, path: Path) -> int:
+        if path in self._open and not os.fstat(self._open[path]).st_nlink:  # somebody has removed it
+            self._close(path)
+        if path not in self._open:
+            if len(self._open) >= self._most:
+                self._close(next(iter(self._open)))
+            self._open[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._open.move_to_end(path)
+        return self._open[path]
+
+    def _close(self, path: Path) -> None:
+        os.close(self._open.pop(path))
 
 
 class _JournalHead(msgspec.Struct, frozen=True):

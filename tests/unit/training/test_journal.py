@@ -19,7 +19,6 @@ from torchrelay.compiler.api.training.events import (
     StepMetrics,
     TrainEvent,
 )
-from torchrelay.workers.training import appended_files
 from torchrelay.workers.training import journal as journal_module
 from torchrelay.workers.training.journal import JobJournal
 
@@ -196,7 +195,7 @@ def test_who_waits_is_woken(tmp_path: Path) -> None:
 
 
 def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appended_files, "_SHOWN_BYTES", 100)
+    monkeypatch.setattr(journal_module, "_SHOWN_BYTES", 100)
     ledger = JobJournal(tmp_path)
     for number in range(50):
         ledger.add([log(f"line {number:04}")])

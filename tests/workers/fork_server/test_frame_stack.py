@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
-from torchrelay.workers.fork_server.frame_stack import with_frame_stack
+from torchrelay.workers.fork_server.compile_engine import with_frame_stack
 
 CALLS = 2_000
 DEPTHS = 400
