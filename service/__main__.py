@@ -216,7 +216,7 @@ def _up(arguments: argparse.Namespace) -> None:
         settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
         if not settings.cpu_slots:
             early.close()  # nobody will adopt it
-        up.serve_all(settings, credentials=_credentials(arguments), early_server=early.place)
+        up.serve_all(settings, credentials=_credentials(arguments), early_server=early.early_server)
 
 
 def _gateway(arguments: argparse.Namespace) -> None:

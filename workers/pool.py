@@ -103,9 +103,9 @@ class WorkerPool:
         self._own_slots: OwnSlots | None = None
         self._slots = Slots()
         self.queued = 0
-        """Compiles that the caller holds back until there is room."""
+        """Compiles that the caller holds back until there is room, without those of tuning jobs."""
         self.overdue: Mapping[str, int] = {}
-        """How many of these have waited for a while, by the kind of device: an autoscaler is to add nodes."""
+        """How many compiles have waited for a while, by the kind of device: an autoscaler is to add nodes."""
         self._autoscaling: Autoscaling | None = None
         self._leaving: dict[SlotPlace, Slot] = {}
         """Slots that another pool is to get, once their job has ended."""
@@ -238,7 +238,7 @@ class WorkerPool:
 
     async def search(
         self,
-        order: bytes,
+        spec: bytes,
         *,
         worker: str,
         namespace: str,
@@ -247,7 +247,7 @@ class WorkerPool:
         on_query: OnQuery,
         deadline_seconds: float,
     ) -> None:
-        """Run a search worker (`order`: an encoded SearchJobSpec) on `worker`'s device until it ends by itself.
+        """Run a search worker (`spec`: a SearchJobSpec, encoded) on `worker`'s device until it ends by itself.
 
         on_query: as in compile. Cancelling the caller kills the search worker's processes. Raises NoWorker, Overloaded
         if the device is searched already, WorkerLost if the worker is lost, CompileTimeout, CompileKilled, and the
@@ -256,26 +256,26 @@ class WorkerPool:
         slot = self._slots.take_search_device(worker, toolchain, target)
         job_id = slot.search = uuid.uuid4().hex
         job = WorkerJob(
-            "search", order, deadline_seconds, target, namespace, work="search", holds_source=False
+            "search", spec, deadline_seconds, target, namespace, work="search", holds_source=False
         )
         running = self._begin_job(slot, self._search(slot, job_id, job, on_query))
         until = asyncio.get_running_loop().time() + deadline_seconds
         late = f"the search on worker {worker} did not end by its deadline"
         await self._result(slot, job_id, running, until, late)
 
-    async def train_begin(self, order: TrainOrder) -> None:
+    async def train_begin(self, train_order: TrainOrder) -> None:
         """Start a driver for the job, unless it has one; the driver does not need this process any more.
 
         A lost driver is started again on another node. Its job goes on from the last checkpoint, and its events from
-        the last number in `order.folder`. A job that has ended runs again only with another `order.resumes`.
+        the last number in the order's folder. A job that has ended runs again only with another number of resumes.
         Raises Unavailable; WorkerLost if the driver is lost meanwhile.
         """
-        await self._training().begin(order)
+        await self._training().begin(train_order)
 
-    async def train_warm(self, order: TrainOrder) -> None:
+    async def train_warm(self, train_order: TrainOrder) -> None:
         """Import PyTorch on the nodes that are likely to get the job's ranks, before they do. Raises Unavailable;
         WorkerLost if the driver is lost meanwhile."""
-        await self._training().warm(order)
+        await self._training().warm(train_order)
 
     async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
         """The job's events past number `after`, at most 1000; waits up to `seconds` for the first. `job`, here and
@@ -297,7 +297,7 @@ class WorkerPool:
 
     async def train_capture(
         self,
-        order: TrainOrder,
+        train_order: TrainOrder,
         *,
         world: int = 0,
         seconds: float,
@@ -309,7 +309,7 @@ class WorkerPool:
         that wait. The result's `ended` has an error of the script. Cancelling the caller kills the script.
         Raises CompileTimeout if the script takes longer than `seconds`; WorkerLost, Unavailable.
         """
-        return await self._training().capture(order, world or order.spec.workers, seconds, placed)
+        return await self._training().capture(train_order, world or train_order.spec.workers, seconds, placed)
 
     def node_resources(self) -> list[Mapping[str, float]]:
         """The resources of each node that offers slots, in Ray's names, as they were a moment ago."""
@@ -406,7 +406,7 @@ class WorkerPool:
                 await self._settle(cluster, nodes)
                 if self._autoscaling is not None:
                     await self._autoscaling.adjust(self._nodes, self.overdue)
-                self._hold(await self._training().held())
+                self._hold(await self._training().rank_devices())
                 if count % _FREE_EVERY == 0:
                     await self._training().free()
                 self._note("nodes", None)
@@ -458,11 +458,11 @@ class WorkerPool:
         await asyncio.wait([*ending, asyncio.create_task(cluster.leave_lost())])
         self._cluster = None
 
-    def _hold(self, held: list[RankDevice]) -> None:
+    def _hold(self, devices: list[RankDevice]) -> None:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
-        self._slots.held = {(each.node, gpu) for each in held for gpu in each.gpus.split(",")}
+        self._slots.rank_devices = {(each.node, gpu) for each in devices for gpu in each.gpus.split(",")}
         for slot in self._slots.all.values():
-            if slot.held(self._slots.held):
+            if slot.is_on(self._slots.rank_devices):
                 self._end_search(slot, f"a training job holds the device of worker {slot.worker}")
 
     @staticmethod
@@ -481,19 +481,19 @@ class WorkerPool:
         if self._own_slots is not None:
             own = await self._own_slots.choose(offered, self._slots.all, self._leaving)
         for slots in (self._slots.all, self._leaving):
-            for place in slots.keys() - offered.keys():
-                slot = slots.pop(place)
+            for position in slots.keys() - offered.keys():
+                slot = slots.pop(position)
                 log.warning("worker %s has gone with its node", slot.worker)
                 if slot.supervisor is not None:
                     slot.supervisor.cancel()
         if own is not None:
             self._slots.elsewhere = len(offered) - len(own)
-            for place in self._slots.all.keys() - own:
-                self._give_up(place)
-            for place, node in offered.items():
-                if place in own and place not in self._slots.all and place not in self._leaving:
-                    self._slots.all[place] = Slot(node, place)
-                    self._begin(self._slots.all[place])
+            for position in self._slots.all.keys() - own:
+                self._give_up(position)
+            for position, node in offered.items():
+                if position in own and position not in self._slots.all and position not in self._leaving:
+                    self._slots.all[position] = Slot(node, position)
+                    self._begin(self._slots.all[position])
         self._slots.on_change()
 
     def _begin(self, slot: Slot) -> None:
@@ -502,9 +502,9 @@ class WorkerPool:
         running = self._supervise(self._cluster, slot)
         slot.supervisor = asyncio.create_task(running, name=f"supervise {slot.worker}")
 
-    def _give_up(self, place: SlotPlace) -> None:
+    def _give_up(self, position: SlotPlace) -> None:
         """Leave a slot to another pool. Its job, if there is one, runs on to its end; its search ends."""
-        slot = self._leaving[place] = self._slots.all.pop(place)
+        slot = self._leaving[position] = self._slots.all.pop(position)
         log.info("worker %s is left to another dispatcher", slot.worker)
         self._end_search(slot, f"worker {slot.worker} is left to another dispatcher")
         ending = asyncio.create_task(self._retire_when_idle(slot), name=f"give up {slot.worker}")
@@ -515,8 +515,8 @@ class WorkerPool:
         while slot.state == "busy" or slot.searching:
             await asyncio.sleep(_IDLE_SECONDS)
         await self._retire(slot)
-        if self._leaving.get(slot.place) is slot:
-            del self._leaving[slot.place]
+        if self._leaving.get(slot.position) is slot:
+            del self._leaving[slot.position]
 
     async def _supervise(self, cluster: RayCluster, slot: Slot) -> None:
         """Run a warm actor on `slot`, and replace it when it dies, until cancelled."""

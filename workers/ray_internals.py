@@ -98,7 +98,7 @@ def start_head_node(
 
 
 def server_pids(node: Any) -> list[int]:
-    """Of the servers that it has started: its GCS, its raylet, its log monitor."""
+    """The pids of the servers that it has started: its GCS, its raylet, its log monitor."""
     return [info.process.pid for infos in node.all_processes.values() for info in infos]
 
 
@@ -114,12 +114,12 @@ def stop_head_node(node: Any) -> None:
 
 
 def actor_id(handle: Any) -> str:
-    """Of an actor, in hexadecimal."""
+    """The id of an actor, in hexadecimal."""
     return str(handle._actor_id.hex())
 
 
 def cluster_id() -> str:
-    """Of the cluster that this process has joined, in hexadecimal: the same for all its processes."""
+    """The id of the cluster that this process has joined, in hexadecimal: the same for all its processes."""
     from ray._private.worker import global_worker
 
     node: Any = global_worker.node
@@ -264,7 +264,7 @@ def nothing_unpickled(actors: Collection[type]) -> Iterator[None]:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Of numbers, text, bytes, and containers of these: a pickle names everything else."""
+    """Reads numbers, text, bytes, and containers of these: a pickle names everything else."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"a {module_name}.{global_name} was sent, which is not unpickled here")

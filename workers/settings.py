@@ -20,7 +20,7 @@ IsolationSetting = Literal["auto", "required", "off"]
 start."""
 Form = Literal["namespaces", "landlock", "seccomp", "none"]
 FORMS: tuple[Form, ...] = ("namespaces", "landlock", "seccomp", "none")
-"""Of which each job has one (sandbox/isolation.py)."""
+"""Each job has one of them (sandbox/isolation.py)."""
 
 
 class JobLimits(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     """All files of its folder, where its /tmp and /dev/shm are too; an empty one counts for 4 KiB. Watched as memory
     is."""
     open_files: int = 16384
-    """Of each process (RLIMIT_NOFILE)."""
+    """The limit of each process (RLIMIT_NOFILE)."""
     request: codec.Limits = codec.Limits()
 
 
@@ -82,7 +82,7 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     forms: tuple[Form, ...] = FORMS
     """The forms of isolation that may be tried; a test takes some away."""
     protocol: int = 1
-    """Of the dispatcher's release (protocols.WORKERS)."""
+    """The number of the dispatcher's release (protocols.WORKERS)."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         """To a worker node, which may be of the release before: by names, of which it ignores those that are new."""
@@ -110,7 +110,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     early_server: EarlyServer | None = None
     """For the embedded cluster's first CPU slot."""
     cpu_slots: int = 1
-    """Of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
+    """CPU slots of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1
     """0 leaves GPUs alone."""
     toolchains: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """An autoscaler adds nodes for compiles that wait; nodes without work give their actors back after so long, and it
     removes them. 0: there is none."""
     autoscale_cpu_slots: int = 0
-    """Of the whole cluster, once the autoscaler has added all nodes that it may."""
+    """CPU slots of the whole cluster, once the autoscaler has added all nodes that it may."""
     autoscale_gpus: int = 0
-    """As well."""
+    """GPUs of the whole cluster then."""
     engine: str = ENGINE

@@ -33,15 +33,15 @@ class SlotClaims:
         self._dispatcher = uuid.uuid4().hex
         self._groups: set[str] = set()
 
-    async def claim(self, group: str, offered: Sequence[str], held: Sequence[str]) -> Collection[str]:
-        """Those of `offered` that this dispatcher may use. held: those that it uses, what it wants to keep most first.
-        Raises Unavailable."""
+    async def claim(self, group: str, offered: Sequence[str], in_use: Sequence[str]) -> Collection[str]:
+        """Those of `offered` that this dispatcher may use. in_use: those that it uses, what it wants to keep most
+        first. Raises Unavailable."""
         self._groups.add(group)
         try:
             with reserved_for_leases():
                 answer: list[bytes] = await self._scripts.claim_slots(
                     keys=self._keys.slot_keys(group),
-                    args=[self._dispatcher, self._lease_ms, len(offered), *offered, *held],
+                    args=[self._dispatcher, self._lease_ms, len(offered), *offered, *in_use],
                 )
         except RedisError as error:
             raise Unavailable(f"Redis does not answer: {error}") from error

@@ -62,7 +62,7 @@ class PrestartedServer:
             os.close(owner)
         # An adopted server that ends is nobody else's to wait for.
         threading.Thread(target=self._process.wait, name="early fork server", daemon=True).start()
-        self.place = EarlyServer(self._process.pid, path)
+        self.early_server = EarlyServer(self._process.pid, path)
         """For its actor."""
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ def mark_of(path: str) -> str:
 # --- in the slot's actor ----------------------------------------------------------------------------------
 
 
-def adopt(server: EarlyServer, order: SlotOrder, lock: int) -> tuple[ForeignProcess, socket.socket]:
+def adopt(server: EarlyServer, slot_order: SlotOrder, lock: int) -> tuple[ForeignProcess, socket.socket]:
     """Become the actor of `server`: its process, and the connection to it. Raises OSError if it has ended, or has an
     actor."""
     connection = socket.socket(socket.AF_UNIX)
@@ -116,7 +116,7 @@ def adopt(server: EarlyServer, order: SlotOrder, lock: int) -> tuple[ForeignProc
         # If the socket then answers, the server lives, so that no other process had its number.
         process = ForeignProcess(server.pid)
         connection.connect(server.socket)
-        socket.send_fds(connection, [msgspec.json.encode(order) + b"\n"], [lock, *_OUTPUTS])
+        socket.send_fds(connection, [msgspec.json.encode(slot_order) + b"\n"], [lock, *_OUTPUTS])
     except OSError:
         connection.close()
         raise
@@ -140,7 +140,7 @@ def share_limits(pid: int) -> None:
 
 class Adoption(NamedTuple):
     connection: socket.socket
-    order: SlotOrder
+    slot_order: SlotOrder
 
 
 def await_adoption(listener: socket.socket, owner: int) -> Adoption | None:
@@ -151,12 +151,12 @@ def await_adoption(listener: socket.socket, owner: int) -> Adoption | None:
             _remove_folder(listener)
             return None
         connection, _ = listener.accept()
-        order = _received(connection)
-        if order is not None:
+        slot_order = _received(connection)
+        if slot_order is not None:
             _remove_folder(listener)
             listener.close()  # another actor starts a server of its own
             os.close(owner)
-            return Adoption(connection, order)
+            return Adoption(connection, slot_order)
         connection.close()
 
 

@@ -40,7 +40,7 @@ def query_limit(job: WorkerJob) -> int:
 
 
 class QueryClient:
-    """In the job: a queries.SendQuery. Queries of several threads are sent one after the other.
+    """The job's queries.SendQuery. Queries of several threads are sent one after the other.
 
     send: sends to the fork server. pipe: the reading end for replies. most: how many queries it may send.
     """
@@ -99,7 +99,7 @@ class QueryClient:
 
 
 class QueryRelay:
-    """In the fork server: checks one job's queries and writes the replies.
+    """Checks one job's queries and writes the replies, in the fork server.
 
     pipe: the writing end for replies, which does not block. most: how many queries the job may send.
     """

@@ -53,18 +53,18 @@ class Disconnected(Exception):
 class ForkServer:
     """Reads commands from the actor and runs one job at a time."""
 
-    def __init__(self, connection: socket.socket, order: SlotOrder, engine: ModuleType) -> None:
+    def __init__(self, connection: socket.socket, slot_order: SlotOrder, engine: ModuleType) -> None:
         self._connection = connection
-        settings = order.settings
+        settings = slot_order.settings
         environment = dict(os.environ)
         self._context = job_runner.JobContext(
             engine=engine,
             settings=settings,
-            jobs_dir=Path(order.jobs_dir),
+            jobs_dir=Path(slot_order.jobs_dir),
             form="none",
             view=visible_paths_of(settings.kind, environment),
             kernels=_kernel_store(settings),
-            shared=None if order.shared is None else Path(order.shared),
+            shared=None if slot_order.shared is None else Path(slot_order.shared),
             environment=environment,
             prepared=set(),
         )
@@ -183,7 +183,7 @@ def main() -> None:
         adoption = prestart.await_adoption(listener, arguments.owner)
     if adoption is not None:
         with adoption.connection as connection:
-            _serve(connection, adoption.order, engine)
+            _serve(connection, adoption.slot_order, engine)
 
 
 def _imported(engine: str) -> ModuleType:
@@ -193,13 +193,13 @@ def _imported(engine: str) -> ModuleType:
     return module
 
 
-def _serve(connection: socket.socket, order: SlotOrder, engine: ModuleType | None = None) -> None:
+def _serve(connection: socket.socket, slot_order: SlotOrder, engine: ModuleType | None = None) -> None:
     """Leaves no process and no folder behind. engine: if it is imported already."""
     try:
-        ForkServer(connection, order, engine or _imported(order.settings.engine)).serve()
+        ForkServer(connection, slot_order, engine or _imported(slot_order.settings.engine)).serve()
     finally:
         kill_below(os.getpid())
-        shutil.rmtree(order.jobs_dir, ignore_errors=True)
+        shutil.rmtree(slot_order.jobs_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":

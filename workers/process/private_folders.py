@@ -20,7 +20,7 @@ _SOCKET_ROOM = 43
 
 
 def make(root: str | None, prefix: str = JOBS) -> tuple[Path, int]:
-    """As own_files.new_folder. root: None for the machine's temporary directory."""
+    """A new folder and its lock, from own_files.new_folder. root: None for the machine's temporary directory."""
     return own_files.new_folder(Path(root or tempfile.gettempdir()), prefix)
 
 

@@ -61,7 +61,7 @@ class ForeignProcess:
         return "unknown" if select.select([self._descriptor], [], [], 0)[0] else None
 
     def wait(self, timeout: float | None = None) -> str:
-        """As `poll`. Raises subprocess.TimeoutExpired."""
+        """Waits, and returns what `poll` does. Raises subprocess.TimeoutExpired."""
         if not select.select([self._descriptor], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return "unknown"

@@ -125,7 +125,7 @@ def _show(view: VisiblePaths, own: Path, shown: Sequence[Path]) -> None:
 
 
 def _make_all_but_processes_read_only(proc: Path) -> None:
-    """Of a /proc that shows the job's own processes alone."""
+    """Do so in a /proc that shows the job's own processes alone."""
     for entry in proc.iterdir():
         if not entry.name.isdecimal() and not entry.is_symlink():
             linux.mount(str(entry), entry, "", linux.MS_BIND)

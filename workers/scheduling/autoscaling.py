@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Autoscaling:
-    """Of one pool. A resting slot has no actor; it remains the pool's, and wakes when a compile waits."""
+    """Rests slots of one pool. A resting slot has no actor; it stays the pool's, and wakes when compiles wait."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Autoscaling:
         now = asyncio.get_running_loop().time()
         on: dict[str, list[Slot]] = {}
         for slot in slots:
-            on.setdefault(slot.place.node, []).append(slot)
+            on.setdefault(slot.position.node, []).append(slot)
         self._worked = {node: self._worked.get(node, now) for node in on}
         kept: set[tuple[str, str | None]] = set()
         tired = []
@@ -99,7 +99,7 @@ class Autoscaling:
             awake = [slot for slot in of_node if slot.state != "resting"]
             if any(slot.state != "idle" or slot.searching for slot in awake):
                 self._worked[node] = now
-            kinds = {(slot.kind, slot.place.python) for slot in awake}
+            kinds = {(slot.kind, slot.position.python) for slot in awake}
             if kinds <= kept and now - self._worked[node] >= self._settings.autoscale_idle_seconds:
                 tired += awake
             kept |= kinds

@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 class Claims(Protocol):
     """Shares slots among all who claim some of the same group. Who has not claimed for a while is dead."""
 
-    async def claim(self, group: str, offered: Sequence[str], held: Sequence[str]) -> Collection[str]:
+    async def claim(self, group: str, offered: Sequence[str], in_use: Sequence[str]) -> Collection[str]:
         """Those of `offered`, the group's slots, that the caller may use: its share; none, if there are too few.
 
-        held: those that it uses, the ones that it wants to keep most first. They remain its own until a call does not
+        in_use: those that it uses, the ones that it wants to keep most first. They remain its own until a call does not
         list them: nobody else gets a slot before its job has ended. Raises Unavailable.
         """
 
@@ -50,15 +50,15 @@ class OwnSlots:
         of each. The slots of one GPU go together: who measures on it must know what else runs there.
         """
         groups: dict[str, dict[str, list[SlotPlace]]] = {}
-        for place, node in offered.items():
-            devices = groups.setdefault(self._group(place, node), {})
-            devices.setdefault(_device(place, node), []).append(place)
-        held = [slot for slot in sorted(slots.values(), key=_wanted) if slot.place in offered]
-        held += [slot for slot in leaving.values() if slot.place in offered]
+        for position, node in offered.items():
+            devices = groups.setdefault(self._group(position, node), {})
+            devices.setdefault(_device(position, node), []).append(position)
+        held = [slot for slot in sorted(slots.values(), key=_wanted) if slot.position in offered]
+        held += [slot for slot in leaving.values() if slot.position in offered]
         of: dict[str, list[str]] = {group: [] for group in groups}
         for slot in held:
-            names = of[self._group(slot.place, slot.node)]
-            if (name := _device(slot.place, slot.node)) not in names:
+            names = of[self._group(slot.position, slot.node)]
+            if (name := _device(slot.position, slot.node)) not in names:
                 names.append(name)
         try:
             answers = await asyncio.gather(
@@ -71,26 +71,27 @@ class OwnSlots:
             return None
         self._answered = True
         return {
-            place
+            position
             for devices, own in zip(groups.values(), answers, strict=True)
             for device in own
-            for place in devices.get(device, ())
+            for position in devices.get(device, ())
         }
 
     async def release(self) -> None:
         await self._claims.release()
 
-    def _group(self, place: SlotPlace, node: RayNode) -> str:
+    def _group(self, position: SlotPlace, node: RayNode) -> str:
         # Ray names a GPU's model by a resource
         models = sorted(name for name in node.resources if name.startswith("accelerator_type:"))
-        model = ",".join(models) if place.kind == "cuda" else ""
-        return "|".join([self._cluster, place.kind, model, place.python or ""])
+        model = ",".join(models) if position.kind == "cuda" else ""
+        return "|".join([self._cluster, position.kind, model, position.python or ""])
 
 
-def _device(place: SlotPlace, node: RayNode) -> str:
-    return f"{place.node}-{place.kind}{place.number % node.gpus if place.kind == 'cuda' else place.number}"
+def _device(position: SlotPlace, node: RayNode) -> str:
+    number = position.number % node.gpus if position.kind == "cuda" else position.number
+    return f"{position.node}-{position.kind}{number}"
 
 
 def _wanted(slot: Slot) -> int:
-    """In which order the pool wants to keep its slots."""
+    """The rank of a slot among those that the pool wants to keep."""
     return 0 if slot.state == "busy" else 1 if slot.searching else 3 if slot.state == "resting" else 2

@@ -99,7 +99,7 @@ class RayCluster:
         self._settings = settings
         self._named_actors = named_actors
         self._mark = f"RAY_AUTH_TOKEN={settings.ray_token}"
-        """In the environment of an embedded cluster's processes."""
+        """What the environment of an embedded cluster's processes has."""
         self._nothing_unpickled = contextlib.ExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._own_dir: Path | None = None
@@ -146,7 +146,7 @@ class RayCluster:
         return ""
 
     async def leave_lost(self) -> None:
-        """As `stop`, once servers have ended. The thread that calls Ray may wait for one of them without end, so
+        """Stop, once servers have ended. The thread that calls Ray may wait for one of them without end, so
         another one does it."""
         self._thread.shutdown(wait=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")

@@ -55,11 +55,11 @@ class SearchDevice(Struct, frozen=True):
 class Slot:
     """An actor at a place. `ready` remains while the actor is replaced: the next one will have the same."""
 
-    def __init__(self, node: RayNode, place: SlotPlace) -> None:
+    def __init__(self, node: RayNode, position: SlotPlace) -> None:
         self.node = node
-        self.place = place
-        self.kind = place.kind
-        self.worker = place.worker()
+        self.position = position
+        self.kind = position.kind
+        self.worker = position.worker()
         self.state: Literal["starting", "idle", "busy", "dead", "resting"] = "starting"
         self.ready: ForkServerReady | None = None
         self.failure: RelayError | None = None
@@ -104,9 +104,9 @@ class Slot:
         gpu = self.ready.device if self.ready else ""
         return (self.node.id, gpu or self.worker)
 
-    def held(self, held: Collection[tuple[str, str]]) -> bool:
-        """Whether `held` (nodes and their GPUs; '' for a node's CPU) contains its device."""
-        return self.ready is not None and (self.node.id, self.ready.device) in held
+    def is_on(self, devices: Collection[tuple[str, str]]) -> bool:
+        """Whether `devices` (nodes and their GPUs; '' for a node's CPU) contains its device."""
+        return self.ready is not None and (self.node.id, self.ready.device) in devices
 
     def up(self) -> bool:
         return self.state in ("idle", "busy")
@@ -144,12 +144,12 @@ def offered_slots(nodes: list[RayNode], settings: PoolSettings) -> dict[SlotPlac
 
 def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
     """What the slot's actor is started with."""
-    first = slot.place[1:] == ("cpu", 0, None)
+    first = slot.position[1:] == ("cpu", 0, None)
     return SlotSettings(
         worker=slot.worker,
         kind=slot.kind,
-        gpu=slot.place.number % slot.node.gpus if slot.kind == "cuda" else 0,
-        python=slot.place.python,
+        gpu=slot.position.number % slot.node.gpus if slot.kind == "cuda" else 0,
+        python=slot.position.python,
         engine=settings.engine,
         limits=JobLimits(memory_bytes=settings.memory_limit_bytes, request=settings.request_limits),
         jobs_root=settings.temp_dir,
@@ -168,7 +168,7 @@ class Slots:
         self.all: dict[SlotPlace, Slot] = {}
         self.elsewhere = 0
         """How many slots of the cluster other dispatchers use."""
-        self.held: set[tuple[str, str]] = set()
+        self.rank_devices: set[tuple[str, str]] = set()
         """Nodes and their GPUs ('': CPU) that ranks of training jobs hold: no search runs there."""
         self.searches_wanted = False
         """Somebody has asked for devices to search on, since this was last set to False."""
@@ -191,11 +191,11 @@ class Slots:
         suitable = [slot for slot in self.all.values() if slot.searches(toolchain, target)]
         if not suitable and not self._may_come(target):
             raise self._none_for(toolchain, target)
-        if suitable and all(slot.held(self.held) for slot in suitable):
+        if suitable and all(slot.is_on(self.rank_devices) for slot in suitable):
             raise DevicesHeld("training jobs hold all devices on which kernels could be measured", hint="")
         best: dict[tuple[str, str], Slot] = {}
         for slot in sorted(suitable, key=lambda slot: (not slot.searching, slot.state == "busy")):
-            if slot.up() and not slot.held(self.held):
+            if slot.up() and not slot.is_on(self.rank_devices):
                 best.setdefault(slot.device(), slot)
         # slots with other toolchains use the device too
         searched = {slot.device() for slot in self.all.values() if slot.searching}
@@ -213,7 +213,7 @@ class Slots:
         if not found:
             raise NoWorker(f"worker {worker} is not there to search for {_describe(target)}")
         (slot,) = found
-        if slot.held(self.held):
+        if slot.is_on(self.rank_devices):
             raise Overloaded(f"a training job holds the device of worker {worker}")
         if any(other.searching and other.device() == slot.device() for other in self.all.values()):
             raise Overloaded(f"the device of worker {worker} is being searched")

@@ -56,7 +56,7 @@ class CompileSlot:
             yield answer
 
     async def search(self, job_id: str, job: WorkerJob) -> AsyncIterator[bytes]:
-        """As `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher."""
+        """Like `compile`: JobQueries, then JobDone once the service has no more tasks for the searcher."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         try:

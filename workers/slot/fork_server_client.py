@@ -336,7 +336,7 @@ class ForkServerClient:
         yield msgspec.msgpack.encode(JobFailed.of(failure))
 
     async def _started_for(self, job_id: str) -> bytes | None:
-        """As `start`; None if the job is cancelled meanwhile. The server then goes on starting for the next job."""
+        """What `start` returns; None if the job is cancelled meanwhile: the server still starts, for the next."""
         starting = asyncio.ensure_future(self.start())
         self._cancelled[job_id] = asyncio.Event()
         cancelled = asyncio.ensure_future(self._cancelled[job_id].wait())

@@ -27,28 +27,30 @@ class CaptureActor:
     def placed(self) -> None:
         """Answers once the actor has a node."""
 
-    def run(self, order: bytes, world: int, seconds: float) -> bytes:
-        """The CapturedGraphs, encoded, of rank 0 of `world`. `order`: a TrainOrder, encoded."""
-        given = decoding.from_msgpack(order, type=TrainOrder)
+    def run(self, train_order: bytes, world: int, seconds: float) -> bytes:
+        """The CapturedGraphs, encoded, of rank 0 of `world`. `train_order`: a TrainOrder, encoded."""
+        given = decoding.from_msgpack(train_order, type=TrainOrder)
         return msgspec.msgpack.encode(_capture(given, world, time.monotonic() + seconds))
 
 
-def _capture(order: TrainOrder, world: int, deadline: float) -> CapturedGraphs:
+def _capture(train_order: TrainOrder, world: int, deadline: float) -> CapturedGraphs:
     try:
-        work = WorkingDirectory.open(node_job_id(order.namespace, order.job), lambda: order.package)
+        work = WorkingDirectory.open(
+            node_job_id(train_order.namespace, train_order.job), lambda: train_order.package
+        )
     except (OSError, RelayError) as error:
         return CapturedGraphs(bodies=[], ended=f"failed: no working directory: {error}")
     try:
         with tempfile.TemporaryDirectory(prefix="torchrelay-capture-") as folder:
-            return _run(order, world, work.path, Path(folder) / "captured", deadline)
+            return _run(train_order, world, work.path, Path(folder) / "captured", deadline)
     finally:
         work.close()
 
 
-def _run(order: TrainOrder, world: int, work: Path, output: Path, deadline: float) -> CapturedGraphs:
+def _run(train_order: TrainOrder, world: int, work: Path, output: Path, deadline: float) -> CapturedGraphs:
     assignment = RankAssignment(rank=0, world_size=world, local_rank=0, local_world_size=world, node_rank=0)
-    environment = rank_environment(order, assignment, output.parent, os.environ)
-    process = RankProcess(RankLaunch(capture_command(order.spec, output), str(work), environment), 0, 0)
+    environment = rank_environment(train_order, assignment, output.parent, os.environ)
+    process = RankProcess(RankLaunch(capture_command(train_order.spec, output), str(work), environment), 0, 0)
     while process.poll(_POLL_SECONDS):
         process.taken()
         if time.monotonic() > deadline:

@@ -33,7 +33,7 @@ NAMED_ACTORS = (JobDriverActor,)
 _ANSWER_SECONDS = 30.0
 """A driver that is being started again does not answer in time; the caller tries again."""
 ANSWER_BYTES = 32 << 20
-"""Of a driver at once; an honest one sends 8 MiB and an event."""
+"""The most that a driver sends at once; an honest one sends 8 MiB and an event."""
 _CAPTURE_BYTES = 256 << 20
 _CLOSE_SECONDS = 3.0
 """A driver that does not close in time is killed; its resources are freed all the same."""
@@ -45,15 +45,15 @@ class JobDrivers:
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
 
-    async def begin(self, order: TrainOrder) -> None:
+    async def begin(self, train_order: TrainOrder) -> None:
         """Raises Unavailable, WorkerLost."""
-        driver = await self._call(lambda: _make(order))
-        await self._answer(driver.begin.remote(msgspec.msgpack.encode(order)))
+        driver = await self._call(lambda: _make(train_order))
+        await self._answer(driver.begin.remote(msgspec.msgpack.encode(train_order)))
 
-    async def warm(self, order: TrainOrder) -> None:
+    async def warm(self, train_order: TrainOrder) -> None:
         """Raises Unavailable, WorkerLost."""
-        driver = await self._call(lambda: _make(order))
-        await self._answer(driver.warm.remote(msgspec.msgpack.encode(order)))
+        driver = await self._call(lambda: _make(train_order))
+        await self._answer(driver.warm.remote(msgspec.msgpack.encode(train_order)))
 
     async def events(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
         """Raises WorkerLost, Unavailable."""
@@ -89,7 +89,7 @@ class JobDrivers:
 
     async def capture(
         self,
-        order: TrainOrder,
+        train_order: TrainOrder,
         world: int,
         seconds: float,
         placed: Callable[[], Awaitable[None]] | None,
@@ -97,13 +97,13 @@ class JobDrivers:
         """Raises CompileTimeout, WorkerLost, Unavailable, and what `placed` raises."""
         from ray.exceptions import RayError
 
-        actor = await self._call(lambda: _make_capture(order.spec))
+        actor = await self._call(lambda: _make_capture(train_order.spec))
         try:
             await actor.placed.remote()
             if placed is not None:
                 await placed()
             async with asyncio.timeout(seconds):
-                data = await actor.run.remote(msgspec.msgpack.encode(order), world, seconds)
+                data = await actor.run.remote(msgspec.msgpack.encode(train_order), world, seconds)
         except TimeoutError:
             raise CompileTimeout(f"the script's first step did not end within {seconds:g} s") from None
         except RayError as error:
@@ -117,7 +117,7 @@ class JobDrivers:
             most=_CAPTURE_BYTES,
         )
 
-    async def held(self) -> list[RankDevice]:
+    async def rank_devices(self) -> list[RankDevice]:
         """The devices that the ranks of all jobs hold. Raises Unavailable."""
 
         async def of(driver: Any) -> list[RankDevice]:
@@ -171,10 +171,10 @@ class JobDrivers:
             raise Unavailable(f"the job's driver failed: {first_line(error)}") from None
 
 
-def _make(order: TrainOrder) -> Any:
+def _make(train_order: TrainOrder) -> Any:
     import ray
 
-    name = driver_name(node_job_id(order.namespace, order.job))
+    name = driver_name(node_job_id(train_order.namespace, train_order.job))
     existing = _get(name)
     if existing is not None:
         return existing
@@ -188,7 +188,7 @@ def _make(order: TrainOrder) -> Any:
         "num_cpus": 0,
         "resources": {OFFER: ACTOR_SHARE},
     }
-    folder = str(Path(order.folder) / order.job)
+    folder = str(Path(train_order.folder) / train_order.job)
     return ray.remote(JobDriverActor).options(**options).remote(name, folder)
 
 

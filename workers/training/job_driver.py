@@ -127,13 +127,13 @@ class JobDriverActor:
 
     # --- for gateways ----------------------------------------------------------------------------------
 
-    def warm(self, order: bytes) -> None:
+    def warm(self, train_order: bytes) -> None:
         """Start processes with PyTorch imported, from which ranks are forked, on the nodes likely to get ranks."""
-        self._warm_up(decoding.from_msgpack(order, type=TrainOrder))
+        self._warm_up(decoding.from_msgpack(train_order, type=TrainOrder))
 
-    def begin(self, order: bytes) -> None:
+    def begin(self, train_order: bytes) -> None:
         """Run the job, unless it runs already, or has ended with the same number of resumes."""
-        given = decoding.from_msgpack(order, type=TrainOrder)
+        given = decoding.from_msgpack(train_order, type=TrainOrder)
         with self._lock:
             if self._thread is not None and not (self._over and given.resumes != self._saved.resumes):
                 return
@@ -146,7 +146,7 @@ class JobDriverActor:
             self._detail, self._unstarted = self._saved.detail, 0
             self._attempt, self._deadline = None, None
             self._order_ranks(StopOrder())
-            if not _write_file(self._folder / _ORDER, order):
+            if not _write_file(self._folder / _ORDER, train_order):
                 self._journal.add(
                     [
                         JobNote(
@@ -201,14 +201,14 @@ class JobDriverActor:
         if cancelled:
             self._abandon()
 
-    def attempt(self, world_size: int, held: list[tuple[str, str]]) -> int:
+    def attempt(self, world_size: int, devices: list[tuple[str, str]]) -> int:
         """Begin an attempt; its number. `held`: each rank's node and GPUs."""
         with self._lock:
             number = max(self._journal.attempts, self._numbered)
             self._numbered = number + 1
             self._attempt = RankAttempt(number, world_size)
             self._reported = {of: last for of, last in self._reported.items() if of[0] >= number - 1}
-            self._held = [RankDevice(node, gpus) for node, gpus in sorted(set(held))]
+            self._held = [RankDevice(node, gpus) for node, gpus in sorted(set(devices))]
             if not self._cancelled:
                 self._order_ranks(StopOrder())
             return number
@@ -333,21 +333,21 @@ class JobDriverActor:
 
     # --- its own thread --------------------------------------------------------------------------------
 
-    def _take(self, order: TrainOrder) -> None:
+    def _take(self, train_order: TrainOrder) -> None:
         """Run `order` in a thread, unless the job has ended. The lock is held, as two gateways may call `begin`."""
-        self._order = order
+        self._order = train_order
         if self._journal.ended is not None:
             return
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"fit {order.job}")
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"fit {train_order.job}")
         self._thread.start()
 
-    def _warm_up(self, order: TrainOrder) -> None:
-        order = msgspec.structs.replace(order, package=b"")
+    def _warm_up(self, train_order: TrainOrder) -> None:
+        train_order = msgspec.structs.replace(train_order, package=b"")
         with self._warming:
-            if order != self._warmed and not self._cancelled:
+            if train_order != self._warmed and not self._cancelled:
                 self._warm.end()
-                self._warm.start(order, self._job.folder)
-                self._warmed = order
+                self._warm.start(train_order, self._job.folder)
+                self._warmed = train_order
 
     def _end_warm(self) -> None:
         with self._warming:
@@ -358,9 +358,9 @@ class JobDriverActor:
         self._saved = state
         _write_file(self._folder / _STATE, msgspec.json.encode(state))
 
-    def _order_ranks(self, order: StopOrder) -> None:
+    def _order_ranks(self, stop: StopOrder) -> None:
         """Answer ranks with `order` from now on. The lock is held."""
-        self._stop, self._stopped = order, time.time() if order.stop >= 0 else -1.0
+        self._stop, self._stopped = stop, time.time() if stop.stop >= 0 else -1.0
 
     def _failed_once(self, error: str = "") -> None:
         """The lock is held. `error`: see _SavedState."""
@@ -391,7 +391,7 @@ class JobDriverActor:
             self._over = True
             self._held = []
 
-    def _fit(self, order: TrainOrder) -> tuple[TrainState, str]:
+    def _fit(self, train_order: TrainOrder) -> tuple[TrainState, str]:
         from ray.exceptions import RayActorError, RayError
         from ray.train import TrainingFailedError
 
@@ -405,9 +405,9 @@ class JobDriverActor:
                 if self._cancelled:
                     return self._cancelled_as()
                 self._controller = None
-            left = max(0, order.spec.retries - self._saved.failures)
+            left = max(0, train_order.spec.retries - self._saved.failures)
             try:
-                ray_train.trainer(order.spec, self._job, self._ray_folder(), left).fit()
+                ray_train.trainer(train_order.spec, self._job, self._ray_folder(), left).fit()
             except TrainingFailedError as error:
                 return self._cancelled_as() if self._cancelled else ("failed", self._why(str(error)))
             except RayActorError:
@@ -416,7 +416,7 @@ class JobDriverActor:
                 with self._lock:
                     self._failed_once()
                     self._attempt = None
-                if self._saved.failures > order.spec.retries:
+                if self._saved.failures > train_order.spec.retries:
                     return "failed", "Ray Train's controller was lost"
                 self._set_state("recovering", "Ray Train's controller was lost")
                 time.sleep(1)

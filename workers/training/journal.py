@@ -36,20 +36,20 @@ from ...compiler.api.training.events import (
 from ...compiler.api.training.jobs import TRAIN_ENDED
 
 MOST_ENTRIES = 1000
-"""In one answer."""
+"""The most entries of one answer."""
 _ANSWER_BYTES = 8 << 20
 _MEMORY_BYTES = 8 << 20
-"""Of entries in memory; older ones are read from the disk."""
+"""Bytes of entries in memory; older ones are read from the disk."""
 _UNWRITTEN_BYTES = 64 << 20
-"""Of entries that could not be written; past it, log lines and metrics are lost."""
+"""Bytes of entries that could not be written; past these, log lines and metrics are lost."""
 _DISK_BYTES = 1 << 30
-"""Of entries that were not fetched; past it, log lines and metrics are lost."""
+"""Bytes of entries that were not fetched; past these, log lines and metrics are lost."""
 _COMPACT_BYTES = 4 << 20
 """A file whose entries were all fetched begins anew from this size."""
 _SHOWN_BYTES = 256 << 20
 """A file for people that grew past it replaces its predecessor `NAME.1`: the service has all of it."""
 _OPEN_SHARE = 4
-"""Of the files that this process may have open, those for people are one in so many."""
+"""One in so many of the files that this process may have open is for people."""
 
 
 class JobJournal:
@@ -74,7 +74,7 @@ class JobJournal:
         """Bytes of those after it."""
         self._size = 0
         """Bytes of the file that are whole lines."""
-        self._place = (0, 0)
+        self._position = (0, 0)
         """The number of the first entry not fetched yet, and its position in the file, past the first line."""
         self._fetched = self._loaded = 0
         self._trouble = ""
@@ -141,27 +141,27 @@ class JobJournal:
         lines: list[bytes] = []
         size = 0
         source: Iterable[tuple[int, bytes]] = self._lines
-        known, place = self._place if self._place[0] == number else (0, 0)
+        known, position = self._position if self._position[0] == number else (0, 0)
         on_disk = not self._lines or self._lines[0][0] > number
         if on_disk:
-            source = self._on_disk(place)
+            source = self._on_disk(position)
         for each, line in source:
-            known, place = each + 1, place + len(line)
+            known, position = each + 1, position + len(line)
             if each >= number:
                 size += len(line)
                 lines.append(line)
                 if len(lines) == MOST_ENTRIES or size > _ANSWER_BYTES:
                     break
         if on_disk:
-            self._place = known, place
+            self._position = known, position
         return lines
 
-    def _on_disk(self, place: int) -> Iterator[tuple[int, bytes]]:
+    def _on_disk(self, position: int) -> Iterator[tuple[int, bytes]]:
         """Entries of the file from position `place` past the first line, up to a line that is damaged (cut by a
         crash)."""
         with contextlib.suppress(OSError), self._file.open("rb") as file:
             next(file, b"")
-            file.seek(place, os.SEEK_CUR)
+            file.seek(position, os.SEEK_CUR)
             for line in file:
                 try:
                     yield decoding.from_json(line, type=NumberedEvent).number, line
@@ -203,7 +203,7 @@ class JobJournal:
             new.write_bytes(first)
             new.replace(self._file)
             self._close()
-            self._place = (0, 0)
+            self._position = (0, 0)
             self._size, self._written = len(first), self.last
 
     def _compact(self) -> None:

@@ -52,7 +52,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
         assert len({line[5] for line in lines}) == gpus
         assert len(job.of(RankStarted)) == gpus
         end = time.monotonic() + 60
-        while not site.pool._slots.held:
+        while not site.pool._slots.rank_devices:
             assert time.monotonic() < end
             time.sleep(0.5)
         with pytest.raises(NoWorker, match="training jobs hold all devices"):

@@ -71,7 +71,7 @@ _ACTOR = """
 
 
 def early(tmp_path, server):
-    return msgspec.structs.replace(settings(tmp_path), early_server=server.place)
+    return msgspec.structs.replace(settings(tmp_path), early_server=server.early_server)
 
 
 def python(program, *arguments):
@@ -118,9 +118,9 @@ def test_an_adopted_server_that_is_killed_is_no_zombie_of_the_process_that_start
     async def scenario(server):
         slot = CompileSlot(early(tmp_path, server))
         await started(slot)
-        psutil.Process(server.place.pid).kill()
+        psutil.Process(server.early_server.pid).kill()
         await slot.lost()
-        while psutil.pid_exists(server.place.pid):
+        while psutil.pid_exists(server.early_server.pid):
             await asyncio.sleep(0.01)
         await slot.close()
 
@@ -132,8 +132,8 @@ def test_an_adopted_server_runs_jobs_and_leaves_nothing(tmp_path):
     async def scenario(server):
         slot = CompileSlot(early(tmp_path, server))
         ready = await started(slot)
-        assert ready.pid == server.place.pid
-        assert not Path(server.place.socket).parent.exists()
+        assert ready.pid == server.early_server.pid
+        assert not Path(server.early_server.socket).parent.exists()
         assert (await run(slot, "answer"))[1] == b"artifact"
         await slot.close()
         assert not alive(ready.pid)
@@ -167,7 +167,7 @@ def test_an_adopted_server_that_dies_takes_its_job_along_and_the_slot_starts_its
 def test_a_slot_starts_its_own_server_where_the_early_one_ends(tmp_path, ends):
     async def scenario(server):
         slot = CompileSlot(early(tmp_path, server))
-        process = psutil.Process(server.place.pid)
+        process = psutil.Process(server.early_server.pid)
         if ends == "before":
             process.kill()
             process.wait()
@@ -179,7 +179,7 @@ def test_a_slot_starts_its_own_server_where_the_early_one_ends(tmp_path, ends):
                 await asyncio.sleep(0.01)
             process.kill()
             ready = await starting
-        assert ready.pid != server.place.pid
+        assert ready.pid != server.early_server.pid
         await slot.close()
 
     with PrestartedServer("engine") as server:
@@ -190,8 +190,8 @@ def test_a_slot_starts_its_own_server_where_the_early_one_ends(tmp_path, ends):
 def test_a_server_has_one_actor(tmp_path):
     async def scenario(server):
         one, other = CompileSlot(early(tmp_path, server)), CompileSlot(early(tmp_path, server))
-        assert (await started(one)).pid == server.place.pid
-        assert (await started(other)).pid != server.place.pid
+        assert (await started(one)).pid == server.early_server.pid
+        assert (await started(other)).pid != server.early_server.pid
         await one.close()
         await other.close()
 
@@ -202,13 +202,13 @@ def test_a_server_has_one_actor(tmp_path):
 def test_a_server_without_an_actor_ends_with_its_owner(tmp_path):
     server = PrestartedServer("engine")
     server.close()
-    assert not alive(server.place.pid)
-    assert not Path(server.place.socket).parent.exists()
+    assert not alive(server.early_server.pid)
+    assert not Path(server.early_server.socket).parent.exists()
     program = (
         "import os\n"
         "from torchrelay.workers.fork_server.prestart import PrestartedServer\n"
         "server = PrestartedServer('engine')\n"
-        "print(server.place.pid, server.place.socket, flush=True)\n"
+        "print(server.early_server.pid, server.early_server.socket, flush=True)\n"
         "os._exit(0)\n"
     )
     pid, socket = python(program).split()

@@ -76,4 +76,4 @@ def test_the_worker_makes_a_header_once_and_every_namespaces_jobs_read_it(server
         asyncio.run(scenario())
     else:
         with PrestartedServer() as early:
-            asyncio.run(scenario(early.place))
+            asyncio.run(scenario(early.early_server))

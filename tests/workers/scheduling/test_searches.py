@@ -277,7 +277,7 @@ def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(servic
             service.search(Tasks(), worker=service.pool.workers()[0].id).result(10)
         assert service.compile("answer").result(30) == b"artifact"
         service.submit(service.pool.train_cancel(order.job)).result(30)
-        wait_until(lambda: not service.pool._slots.held, 60)
+        wait_until(lambda: not service.pool._slots.rank_devices, 60)
         assert len(service.lanes()) == 2
     finally:
         service.submit(service.pool.train_forget(order.job)).result(60)

@@ -19,7 +19,7 @@ def warm(slots: Slots, index: int) -> Slot:
     slot = Slot(SimpleNamespace(id="node", host="host"), SlotPlace("node", "cpu", index))
     slot.ready = ForkServerReady(pid=1, toolchain=TOOLCHAIN, target=CPU, jobs_dir="")
     slot.state = "idle"
-    slots.all[slot.place] = slot
+    slots.all[slot.position] = slot
     return slot
 
 

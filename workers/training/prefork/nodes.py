@@ -29,9 +29,9 @@ _SPARE = 2
 class PreforkActor:
     """On one node, for one job: the actor that owns its warm process. Ranks outlive both: their workers own them."""
 
-    def __init__(self, order: bytes, folder: str) -> None:
-        """order: a TrainOrder, encoded; folder: the job's."""
-        given = decoding.from_msgpack(order, type=TrainOrder)
+    def __init__(self, train_order: bytes, folder: str) -> None:
+        """train_order: a TrainOrder, encoded; folder: the job's."""
+        given = decoding.from_msgpack(train_order, type=TrainOrder)
         self._owned = server.start(job_environment(given, Path(folder), os.environ))
 
     def path(self) -> str:
@@ -46,18 +46,18 @@ class PreforkNodes:
         self._actors: dict[str, Any] = {}
         self._paths: dict[str, Any] = {}
 
-    def start(self, order: TrainOrder, folder: str) -> None:
+    def start(self, train_order: TrainOrder, folder: str) -> None:
         """Start one on each node that is likely to get ranks, unless the job is no training or has requirements: what
         cannot be installed would be tried twice. A failure here costs seconds at the start and fails no job."""
-        if order.spec.kind != "train" or order.spec.requirements:
+        if train_order.spec.kind != "train" or train_order.spec.requirements:
             return
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        encoded = msgspec.msgpack.encode(msgspec.structs.replace(order, package=b""))
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(train_order, package=b""))
         try:
-            for node in likely_nodes(order.spec, free_resources()) or likely_nodes(
-                order.spec, _resources()
+            for node in likely_nodes(train_order.spec, free_resources()) or likely_nodes(
+                train_order.spec, _resources()
             ):  # or those that have room once others leave
                 options: dict[str, Any] = {
                     "num_cpus": 0,

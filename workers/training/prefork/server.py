@@ -99,7 +99,7 @@ class _PreforkServer:
             connection.close()
 
     def _reap_rank(self, connection: socket.socket) -> RankLaunch:
-        """In a fork: become the reaper of a rank; returns in the rank."""
+        """Become the reaper of a rank, in a fork; returns in the rank."""
         self._listener.close()
         self._owner.close()
         os.close(self._lock)
@@ -143,7 +143,7 @@ def _fork(launch: RankLaunch) -> int:
 
 
 def _become(launch: RankLaunch) -> None:
-    """In the rank: set what a new interpreter would have set."""
+    """Set in the rank what a new interpreter would have set."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in PLACE_NAMES:
         os.environ.pop(name, None)

@@ -71,9 +71,9 @@ def node_environment(current: Mapping[str, str]) -> dict[str, str]:
     return {**passed, "PYTHONUNBUFFERED": "1"}
 
 
-def job_environment(order: TrainOrder, folder: Path, current: Mapping[str, str]) -> dict[str, str]:
+def job_environment(train_order: TrainOrder, folder: Path, current: Mapping[str, str]) -> dict[str, str]:
     """The environment that all ranks of a job on a node share; `folder`: the job's own."""
-    spec = order.spec
+    spec = train_order.spec
     # a variable holds 128 KiB at most, and these fields are passed otherwise
     short = msgspec.structs.replace(spec, arguments=[], requirements=[], environment={})
     return {
@@ -83,21 +83,21 @@ def job_environment(order: TrainOrder, folder: Path, current: Mapping[str, str])
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": current.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         CHECKPOINTS_ENVIRONMENT: spec.checkpoints or str(folder / "checkpoints"),
         SPEC_ENVIRONMENT: msgspec.json.encode(short).decode(),
-        **order.environment,
+        **train_order.environment,
         **spec.environment,
-        JOB_ENVIRONMENT: order.job,
+        JOB_ENVIRONMENT: train_order.job,
         "ROLE_NAME": "default",
         "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
-        "TORCHELASTIC_RUN_ID": order.job,
+        "TORCHELASTIC_RUN_ID": train_order.job,
     }
 
 
 def rank_environment(
-    order: TrainOrder, assignment: RankAssignment, folder: Path, current: Mapping[str, str]
+    train_order: TrainOrder, assignment: RankAssignment, folder: Path, current: Mapping[str, str]
 ) -> dict[str, str]:
     """The whole environment of the rank at `assignment`; `folder`: the job's own."""
     environment = {
-        **job_environment(order, folder, current),
+        **job_environment(train_order, folder, current),
         "RANK": str(assignment.rank),
         "WORLD_SIZE": str(assignment.world_size),
         "LOCAL_RANK": str(assignment.local_rank),

@@ -37,7 +37,7 @@ _MOST_LINE = 16 << 10
 """Bytes of a line; a longer one is cut into several."""
 _MOST_MESSAGE = 1 << 20
 _MOST_LINES = 500
-"""In one Log."""
+"""Lines of one Log."""
 _LAST_LINES = 20
 _WARM_SECONDS = 60.0
 """The longest that a warm process may take to fork a rank."""
@@ -282,7 +282,7 @@ def _connected(path: str) -> socket.socket | None:
 
 
 def error_line(lines: Sequence[str]) -> str:
-    """Of what a program wrote before it ended: the error after the last traceback's frames; else its last line."""
+    """What a program's last output says of its end: the error after the last traceback's frames; else its last line."""
     lines = [_OF_RANK.sub("", line) for line in lines]
     if lines and _GROUP_END.fullmatch(lines[-1]):  # of the group itself, else of one in it
         outer = [line[4:] for line in lines if line.startswith("  | ")]

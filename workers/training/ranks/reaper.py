@@ -151,8 +151,8 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 def become_rank(reaper: int) -> None:
-    """In a rank's process, just forked: it ends with its reaper, and signals are as a shell's foreground has them. Ray
-    blocks SIGINT in all that it starts, and a service in the background ignores some."""
+    """Set up a rank's process, just forked: it ends with its reaper, and signals are as a shell's foreground has them.
+    Ray blocks SIGINT in all that it starts, and a service in the background ignores some."""
     die_with_parent(reaper)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

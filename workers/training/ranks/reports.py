@@ -20,7 +20,7 @@ SEND_SECONDS = 0.2
 _TO_RELAY_SECONDS = 0.05
 """Between two reports to the relay, at least."""
 _CALLS = 400
-"""Of all nodes, in a second: a driver's process answers more than twice as many on one core."""
+"""How many all nodes make in a second: a driver's process answers more than twice as many on one core."""
 _SOCKET_SECONDS = 30.0
 """A relay that takes no report for so long is given up."""
 

@@ -45,7 +45,7 @@ class RankFailed(Exception):
 
 
 def host_store(address: str, world_size: int) -> int:
-    """In rank 0's worker: begin to serve the store through which ranks find each other; the port, at once."""
+    """Begin, in rank 0's worker, to serve the store through which ranks find each other; the port, at once."""
     listener = socket.create_server((address, 0), backlog=max(128, world_size))
     port: int = listener.getsockname()[1]
     threading.Thread(target=_serve_store, args=(listener, address, port), daemon=True, name="store").start()
@@ -64,7 +64,7 @@ def _serve_store(listener: socket.socket, address: str, port: int) -> None:
 
 
 def set_rendezvous(rendezvous: Rendezvous, relays: Mapping[str, str]) -> None:
-    """In every worker, before its rank: store where the ranks of this attempt meet. relays: sockets, by node."""
+    """Store, in every worker before its rank, where the ranks of this attempt meet. relays: sockets, by node."""
     import ray
 
     relay = relays.get(ray.get_runtime_context().get_node_id(), "")
@@ -111,14 +111,14 @@ def run_rank(job: JobReference) -> None:
 
 def _run(
     sender: ReportSender,
-    order: TrainOrder,
+    train_order: TrainOrder,
     assignment: RankAssignment,
     work: Path,
     folder: Path,
     warm: str,
 ) -> None:
-    environment = rank_environment(order, assignment, folder, os.environ)
-    launch = RankLaunch(rank_command(order.spec), str(work), environment, channel=ANSWER_ENVIRONMENT)
+    environment = rank_environment(train_order, assignment, folder, os.environ)
+    launch = RankLaunch(rank_command(train_order.spec), str(work), environment, channel=ANSWER_ENVIRONMENT)
     process = RankProcess(launch, assignment.rank, assignment.attempt, warm=warm)
     started = False
     try:
