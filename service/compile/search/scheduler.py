@@ -85,7 +85,7 @@ class SearchScheduler:
         self._runner: asyncio.Task[None] | None = None
 
     def open(self, namespace: str, tunings: TuningDatabase) -> SearchQueue:
-        """The queue of a namespace, which has none yet."""
+        """A new queue for a namespace."""
         queue = SearchQueue(namespace, tunings, self._metrics, self.notify)
         self._queues.append(queue)
         return queue
@@ -226,10 +226,10 @@ class SearchScheduler:
                 await self._prestart(queue, target)
 
     def _demands(self) -> list[_Demand]:
-        demands: dict[tuple[str, bytes, Priority], _Demand] = {}
-        for queue in self._queues:
+        demands: dict[tuple[int, bytes, Priority], _Demand] = {}
+        for number, queue in enumerate(self._queues):  # a namespace that was made anew has another queue
             for task in queue.queued():
-                key = (queue.namespace, task.target_name, task.priority)
+                key = (number, task.target_name, task.priority)
                 demand = demands.setdefault(key, _Demand(queue, task.target, task.priority, []))
                 if len(demand.tasks) < _MOST_CONSIDERED:
                     demand.tasks.append(task)
