@@ -359,7 +359,7 @@ class JobDriverActor:
         _write_file(self._folder / _STATE, msgspec.json.encode(state))
 
     def _order_ranks(self, stop: StopOrder) -> None:
-        """Answer ranks with `order` from now on. The lock is held."""
+        """Answer ranks with `stop` from now on. The lock is held."""
         self._stop, self._stopped = stop, time.time() if stop.stop >= 0 else -1.0
 
     def _failed_once(self, error: str = "") -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from .messages import JobReference, Rendezvous
 from .ranks import worker as ranks_worker
 from .ranks.relay import host_relay
 from .ranks.reports import report_seconds
+from .room import rank_resources
 
 SETTINGS = {
     # how soon a lost rank is noticed, in seconds; Ray's own is 2
@@ -111,15 +111,6 @@ class DriverCallback(ray_internals.controller_callback()):  # type: ignore[misc]
         ray.get(getattr(driver, method).remote(*arguments))
 
 
-def resources(spec: TrainSpec) -> dict[str, float]:
-    """The resources of each rank, in Ray's names."""
-    return {
-        "CPU": spec.cpus,
-        **({"GPU": 1.0} if spec.device == "cuda" else {}),
-        **({"memory": float(spec.memory_bytes)} if spec.memory_bytes else {}),
-    }
-
-
 def trainer(spec: TrainSpec, job: JobReference, storage: Path, retries: int) -> Any:
     """A trainer, ready to `fit`. retries: how many are left. storage: a folder for Ray Train's own files."""
     elastic = 0 < spec.min_workers < spec.workers
@@ -130,7 +121,7 @@ def trainer(spec: TrainSpec, job: JobReference, storage: Path, retries: int) -> 
         scaling_config=api.ScalingConfig(
             num_workers=(spec.min_workers, spec.workers) if elastic else spec.workers,
             use_gpu=spec.device == "cuda",
-            resources_per_worker=resources(spec),
+            resources_per_worker=rank_resources(spec),
             **({"elastic_resize_monitor_interval_s": _RESIZE_SECONDS} if elastic else {}),
         ),
         run_config=api.RunConfig(
@@ -149,7 +140,7 @@ def runtime_environment(spec: TrainSpec) -> dict[str, Any]:
     return {"pip": list(spec.requirements)} if spec.requirements else {}
 
 
-def prepare(environment: Mapping[str, str] = SETTINGS) -> None:
+def prepare() -> None:
     """Set what Ray Train reads from this process's environment."""
-    for name, value in environment.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)

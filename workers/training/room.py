@@ -42,17 +42,17 @@ def after_placing(
         for node in sorted(left, key=lambda node: -ranks_on(node, spec)):
             placed = min(ranks, ranks_on(node, spec))
             ranks -= placed
-            for name, amount in _asked(spec).items():
+            for name, amount in rank_resources(spec).items():
                 node[name] = node.get(name, 0.0) - placed * amount
     return list(left)
 
 
 def ranks_on(node: Mapping[str, float], spec: TrainSpec) -> int:
     """How many of the job's ranks fit into these resources of a node."""
-    return min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in _asked(spec).items())
+    return min(int((node.get(name, 0.0) + 1e-6) // amount) for name, amount in rank_resources(spec).items())
 
 
-def _asked(spec: TrainSpec) -> dict[str, float]:
-    """The resources that each rank asks for."""
+def rank_resources(spec: TrainSpec) -> dict[str, float]:
+    """What each rank asks for."""
     asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
     return {name: amount for name, amount in asked.items() if amount > 0}
