@@ -12,10 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
 sys.path += [str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 
-from conftest import StartGateway, gateway, http, settings, start_gateway, start_process
+from conftest import gateway, http, settings, start_gateway, start_process
 from service_parts import RedisServer
 
-__all__ = ["StartGateway", "gateway", "http", "redis_server", "settings", "start_gateway", "start_process"]
+__all__ = ["gateway", "http", "redis_server", "settings", "start_gateway", "start_process"]
 
 
 @pytest.fixture

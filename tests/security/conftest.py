@@ -12,11 +12,10 @@ import pytest
 # First on the path: `conftest` is that of tests/service, whatever folders run beside.
 sys.path.insert(0, str(Path(__file__).parent.parent / "service"))
 
-from conftest import StartGateway, gateway, http, redis_server, settings, shared_redis, start_gateway
+from conftest import gateway, http, redis_server, settings, shared_redis, start_gateway
 from watched import WatchedGateway
 
 __all__ = [
-    "StartGateway",
     "gateway",
     "http",
     "redis_server",

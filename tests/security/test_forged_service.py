@@ -17,9 +17,19 @@ import msgspec
 import pytest
 import torch
 import torchrelay
-from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from service_parts import TARGET, TOKEN, TOOLCHAIN, ArtifactPool, RedisServer, Running, compiled, graph, post
+from service_parts import (
+    TARGET,
+    TOKEN,
+    TOOLCHAIN,
+    ArtifactPool,
+    RedisServer,
+    Running,
+    StartGateway,
+    compiled,
+    graph,
+    post,
+)
 from signed import assembled, evil_members, manifest_of, signed, signed_again, taken_apart
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torchrelay.clients.artifacts.trust_store import TrustStore

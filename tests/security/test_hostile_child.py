@@ -10,10 +10,10 @@ import httpx2
 import psutil
 import pytest
 import service_parts
-from conftest import StartGateway
 from hostile_engine import ATTACKS, FIRST
-from service_parts import RedisServer, client_of, compiled, follow, graph, post, wait_until
+from service_parts import RedisServer, StartGateway, client_of, compiled, follow, graph, post
 from torchrelay.workers.pool import PoolSettings, WorkerPool
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

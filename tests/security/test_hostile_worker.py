@@ -10,9 +10,8 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from service_parts import ArtifactPool, RedisServer, follow, graph, post
+from service_parts import ArtifactPool, RedisServer, StartGateway, follow, graph, post
 from signed import KEY, manifest_of, packed
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest

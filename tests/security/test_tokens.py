@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import TOKEN, RedisServer, Running, compiled, graph, post, wait_until
+from service_parts import TOKEN, RedisServer, Running, StartGateway, compiled, graph, post
 from torchrelay.compiler.api.admin import ROLES
 from torchrelay.service.access import tokens
+from waiting import wait_until
 from watched import WatchedGateway
 
 KEY = "0" * 64

@@ -12,10 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from service_parts import TOKEN, ArtifactPool, GatewayProcess, RedisServer, Running
+from service_parts import TOKEN, ArtifactPool, GatewayProcess, RedisServer, Running, StartGateway
 from torchrelay.service.base.settings import ServiceSettings
-
-StartGateway = Callable[..., Running]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ import pytest
 from torchrelay.compiler.api.training.events import FirstStep, RankCompiles
 from torchrelay.compiler.api.training.jobs import TrainSpec
 from torchrelay.compiler.api.training.rank_environment import STOPPED_CODE
-from train_parts import HERE, finish, signal, start, wait_for
+from train_parts import HERE, SECONDS, finish, signal, start
+from waiting import wait_until
 
 PLAIN = HERE / "plain.py"
 
@@ -215,7 +216,7 @@ print("saved")
     for asks in ("asks", "never"):
         ranks += start(script, [asks, str(tmp_path / asks)])
     for rank, asks in zip(ranks, ("asks", "never"), strict=True):
-        wait_for(tmp_path / asks)
+        wait_until((tmp_path / asks).exists, SECONDS)
         rank.process.send_signal(signal.SIGTERM)
     finish(ranks, STOPPED_CODE, -signal.SIGTERM)
     assert [rank.out for rank in ranks] == ["saved\n", ""]

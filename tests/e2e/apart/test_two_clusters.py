@@ -12,7 +12,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from service_parts import RedisServer, client_of, free_port
 from test_up_apart import _loopback_up, run_alone
 from torchrelay.examples.harness.machines import FreshMachine
 from torchrelay.workers.pool import become_subreaper, kill_below, reap, short_directory
+from waiting import wait_until
 
 OTHER = os.environ.get("TORCHRELAY_TEST_TOOLCHAIN", "")
 """The Python of an environment with another torch and all that torchrelay needs (`make test-versions` makes some)."""
@@ -107,7 +107,7 @@ class Installation:
         arguments = [f"--port={port}", f"--credentials={credentials}"]
         quiet = {"TORCHRELAY_SERVICE_LOG_LEVEL": "warning"}
         self.gateway = self.start(home / "gateway.log", "gateway", *arguments, **quiet)
-        self._wait(credentials.exists, "a gateway")
+        self.wait(credentials.exists, "a gateway")
         self.http = client_of(f"http://127.0.0.1:{port}", json.loads(credentials.read_text())["token"])
 
     def start(
@@ -189,13 +189,7 @@ class Installation:
                 return condition()
             return False
 
-        self._wait(holds, what)
-
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + HANG_SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"{what} did not happen\n{self.logs()}"
-            time.sleep(0.1)
+        wait_until(holds, HANG_SECONDS, pause=0.1, told=lambda: f"{what}\n{self.logs()}")
 
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in self.home.glob("*.log"))

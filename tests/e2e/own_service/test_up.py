@@ -22,6 +22,7 @@ import pytest
 import redis
 from certificates import Authority
 from torchrelay.service.local.redis_server import find_server
+from waiting import wait_until
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -65,12 +66,12 @@ class Up:
         return self
 
     def wait_for(self, words, seconds=60):
-        end = time.monotonic() + seconds
-        while words not in self.log.read_text():
+        def written():
             self.look()
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, self.log.read_text()
-            time.sleep(0.1)
+            return words in self.log.read_text() or self.process.poll() is not None
+
+        wait_until(written, seconds, pause=0.1, told=self.log.read_text)
+        assert words in self.log.read_text(), self.log.read_text()
 
     def stop(self, number=signal.SIGTERM, seconds=40):
         self.look()
@@ -121,11 +122,8 @@ def up(home, *arguments, **environment):
         assert not service.left(10), service.left()
 
 
-def wait_until_answered(service, path, seconds=20):
-    end = time.monotonic() + seconds
-    while service.get(path)[0] != 200:
-        assert time.monotonic() < end, service.log.read_text()
-        time.sleep(0.1)
+def wait_until_answered(service, path):
+    wait_until(lambda: service.get(path)[0] == 200, pause=0.1, told=service.log.read_text)
 
 
 def runtime_of(service):
@@ -212,9 +210,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def test_a_signal_during_the_start_is_a_clean_end(tmp_path, delay):
     """delay: seconds after Python has begun to run our code; before that it is Python that the signal ends."""
     with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
-        while not catches(service.process.pid, signal.SIGTERM):
-            assert service.process.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: catches(service.process.pid, signal.SIGTERM))
         end = time.monotonic() + delay
         while time.monotonic() < end:
             service.look()

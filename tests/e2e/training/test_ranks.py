@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from torchrelay.clients.reports.run_report import last_run
 from torchrelay.examples.harness.private_service import PrivateService
+from waiting import wait_until
 
 SCRIPT = Path(__file__).parents[1] / "parts" / "ranks.py"
 
@@ -89,10 +89,7 @@ def test_the_gateway_dies_between_the_first_rank_and_the_others(tmp_path: Path) 
         guard = psutil.Process(service.pid)
         folder = tmp_path / "job"
         with torchrun(folder, 4, "LATE", **service.environment) as agent:
-            until = time.monotonic() + 120
-            while not (folder / "begun-0").exists():
-                assert time.monotonic() < until and agent.poll() is None
-                time.sleep(0.05)
+            wait_until((folder / "begun-0").exists, 120)
             (gateway,) = (p for p in guard.children() if "torchrelay.service" in p.cmdline())
             gateway.kill()
             psutil.wait_procs([gateway], timeout=20)
@@ -139,9 +136,7 @@ def test_what_one_rank_cannot_load_no_rank_loads(service: PrivateService, tmp_pa
         pytest.skip("this machine lets nobody mount a file system in a user namespace")
     before = service.stats()["requests"]
     with torchrun(tmp_path / "job", 2, "LATE", "NOEXEC", **service.environment) as agent:
-        while service.stats()["requests"] == before:  # rank 0, which can load it, leads
-            assert agent.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: service.stats()["requests"] > before, 120)  # rank 0, which can load it, leads
         (tmp_path / "job" / "go").touch()
         found = decisions(tmp_path / "job", 2, agent)
     assert {outcome for rank in found for outcome in rank["outcomes"]} == {"fallbackcannot_load"}

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import httpx2
 import pytest
 from torchrelay.compiler.artifact import container, manifest
 from torchrelay.examples.harness.private_service import PrivateService
+from waiting import wait_until
 
 SCRIPT = """
 import sys
@@ -93,10 +93,9 @@ def test_both_workers_search_a_compiles_problems_and_the_next_compile_knows_them
         with httpx2.Client(
             base_url=service.url, headers={"authorization": f"Bearer {token}"}, timeout=30
         ) as http:
-            until = time.monotonic() + 120
-            while [worker["state"] for worker in http.get("/v1/workers").json()] != ["idle", "idle"]:
-                assert time.monotonic() < until
-                time.sleep(0.2)
+            wait_until(
+                lambda: [each["state"] for each in http.get("/v1/workers").json()] == ["idle"] * 2, 120
+            )
             with Seen(http) as seen:
                 first = compiled(service, script, "relu")
             assert len(seen.searching) == 2

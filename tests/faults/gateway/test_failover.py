@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from failover_parts import FailoverRedis
-from service_parts import ArtifactPool, RedisServer, compiled, graph, post, wait_until
+from service_parts import ArtifactPool, RedisServer, StartGateway, compiled, graph, post
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.storage.redis import notifications
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
+from waiting import wait_until
 
 
 @pytest.fixture

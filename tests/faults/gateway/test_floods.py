@@ -16,12 +16,13 @@ import httpx2
 import msgspec
 import psutil
 import pytest
-from service_parts import TOKEN, GatewayProcess, client_of, compiled, graph, post, wait_until
+from service_parts import TOKEN, GatewayProcess, client_of, compiled, graph, post
 from torchrelay.clients.gateway.connection import Connection
 from torchrelay.clients.gateway.deadline import Deadline
 from torchrelay.clients.gateway.follow_compile import CompileWait
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.request import codec, schema
+from waiting import wait_until
 
 HEAD = (
     f"POST /v1/compile HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import StartGateway
 from service_parts import (
     TOKEN,
     ArtifactPool,
     RedisServer,
+    StartGateway,
     busy_pool,
     client_of,
     compiled,
     follow,
     graph,
     post,
-    wait_until,
 )
+from waiting import wait_until
 
 
 class _Refusal:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_parts import PREFIX, RedisCluster
-from conftest import StartGateway
 from failover_parts import answered
-from service_parts import ArtifactPool, compiled, graph
+from service_parts import ArtifactPool, StartGateway, compiled, graph
 from whole_gateway import everything
 
 

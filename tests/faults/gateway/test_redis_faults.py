@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from fault_parts import Load, RedisProxy, public_key
-from service_parts import ArtifactPool, RedisServer, compiled, follow, graph, post, wait_until
+from service_parts import ArtifactPool, RedisServer, StartGateway, compiled, follow, graph, post
+from waiting import wait_until
 
 BACK_SECONDS = 10.0
 SLACK_SECONDS = 5.0

@@ -16,12 +16,12 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from conftest import StartGateway
 from service_parts import (
     TOKEN,
     ArtifactPool,
     GatewayProcess,
     RedisServer,
+    StartGateway,
     busy_pool,
     client_of,
     compiled,
@@ -29,10 +29,10 @@ from service_parts import (
     free_port,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.request import schema
+from waiting import wait_until
 
 StartRole = Callable[..., GatewayProcess]
 OTHER_TOOLCHAIN = schema.Toolchain(

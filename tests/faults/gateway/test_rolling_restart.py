@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_parts import TOKEN, GatewayProcess, RedisServer, graph, wait_until
+from service_parts import TOKEN, GatewayProcess, RedisServer, graph
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.request import codec, key
+from waiting import wait_until
 
 
 class Balancer:

@@ -10,8 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
-from service_parts import TOKEN, GatewayProcess, RedisServer, compiled, graph, post, wait_until
+from service_parts import TOKEN, GatewayProcess, RedisServer, compiled, graph, post
 from torchrelay.compiler.request import codec
+from waiting import wait_until
 
 HEAD = (
     f"POST /v1/compile HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"

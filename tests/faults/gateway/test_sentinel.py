@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from failover_parts import FailoverRedis, answered
-from service_parts import TOKEN, ArtifactPool, Running, client_of, compiled, follow, graph, post, wait_until
+from service_parts import TOKEN, ArtifactPool, Running, StartGateway, client_of, compiled, follow, graph, post
 from torchrelay.compiler.errors import SettingsError
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.storage.redis.connections import connect
+from waiting import wait_until
 
 
 @pytest.fixture

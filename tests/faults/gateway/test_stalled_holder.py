@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import StartGateway
 from fault_parts import RedisProxy
-from service_parts import GatewayProcess, RedisServer, busy_pool, follow, graph, post, wait_until
+from service_parts import GatewayProcess, RedisServer, StartGateway, busy_pool, follow, graph, post
 from torchrelay.service.storage.redis.keys import Keys
+from waiting import wait_until
 
 StartProcess = Callable[..., GatewayProcess]
 

@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 
 import httpx2
-from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, follow, graph, post, wait_until
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, StartGateway, follow, graph, post
 from torchrelay.compiler.request import codec
+from waiting import wait_until
 
 REQUESTS = 1000
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": codec.GRAPH_MEDIA_TYPE}

@@ -30,6 +30,7 @@ from torchrelay.service.compile.search.task import LOSSES, SearchTarget
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from torchrelay.workers.pool import PoolSettings, WorkerPool
+from waiting import until
 
 ENGINE = Path(__file__).parents[2] / "workers" / "parts"
 RAY_TOKEN = "0123456789abcdef" * 4
@@ -87,12 +88,6 @@ class Watched:
         outcome = await asyncio.wait_for(self.search.outcome(), 90)
         assert isinstance(outcome, SearchResult), outcome
         return outcome
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

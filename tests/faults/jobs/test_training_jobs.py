@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import pytest
 from fault_parts import RedisProxy
-from service_parts import RedisServer, Running, client_of, wait_until
+from service_parts import RedisServer, Running, client_of
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import StepMetrics, TrainEvent
 from torchrelay.service.jobs.records import LeaseOutcome
@@ -30,6 +30,7 @@ from training_parts import (
     story,
     told,
 )
+from waiting import wait_until
 
 PACE = 0.15
 

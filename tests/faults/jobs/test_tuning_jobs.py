@@ -15,11 +15,12 @@ from typing import Any
 import httpx2
 import pytest
 from fault_parts import RedisProxy
-from service_parts import TOKEN, RedisServer, Running, wait_until
+from service_parts import TOKEN, RedisServer, Running
 from torchrelay.clients.gateway.jobs import TuningJobsClient, TuningJobStateChange
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.tuning.jobs import ENDED
 from tune_parts import SearchingGateway, SearchingPool, begun, ended, events, operator, results, shown
+from waiting import wait_until
 
 PROBLEMS = 12
 ALL = PROBLEMS + 2

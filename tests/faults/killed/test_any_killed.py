@@ -24,10 +24,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from failover_parts import FailoverRedis, ListeningServer, redis_of
 from fault_parts import public_key
 from job_parts import JobClients, WorkingProcess
-from service_parts import TOKEN, GatewayProcess, client_of, follow, graph, post, wait_until
+from service_parts import TOKEN, GatewayProcess, client_of, follow, graph, post
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust
 from torchrelay.compiler.request import codec, key
+from waiting import wait_until
 
 KILLS = int(os.environ.get("TORCHRELAY_TEST_KILLS", "7"))
 CLIENTS = 6

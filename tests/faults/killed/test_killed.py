@@ -10,7 +10,6 @@ import base64
 import contextlib
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from torchrelay.compiler.artifact.signing import Trust
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.request import codec, key
 from torchrelay.examples.harness.private_service import PrivateService
+from waiting import wait_until
 
 CLIENTS, GRAPHS = 50, 5
 COMPILERS = {"g++", "cc1plus", "as", "ld", "collect2", "c++"}
@@ -101,13 +101,6 @@ def _gateway(family: Family) -> psutil.Process:
     return family.named("torchrelay.service", "up")[-1]
 
 
-def _until(condition: Callable[[], object], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[PrivateService]:
     with PrivateService(tmp_path, arguments=("--cpu-slots", "1")) as running:
@@ -149,7 +142,7 @@ def test_every_client_gets_a_right_answer_and_no_compiler_is_left(
             return "remote"
 
         answers = [threads.submit(client, n) for n in range(CLIENTS)]
-        _until(family.compilers, 60)
+        wait_until(family.compilers, 60)
         target = victim(family)
         print("killed:", " ".join(target.cmdline())[:100])
         target.kill()
@@ -167,7 +160,7 @@ def test_every_client_gets_a_right_answer_and_no_compiler_is_left(
                 ).json()["history"]
                 assert history
                 assert sum(each["detail"].startswith("trying again") for each in history) <= 1
-    _until(lambda: not family.compilers(), 30)
+    wait_until(lambda: not family.compilers(), 30)
     service.stop()
     _, left = psutil.wait_procs(list(family.members.values()), timeout=60)
     assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

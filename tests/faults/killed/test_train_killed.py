@@ -3,8 +3,8 @@ disturbed, to the last bit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRe
 from torchrelay.compiler.errors import RelayError
 from torchrelay.examples.harness.private_service import PrivateService
 from torchrelay.service.local.redis_server import find_server
+from waiting import wait_until
 
 SCRIPT = """
 import os, sys, time
@@ -120,18 +121,20 @@ def begun(trains: TrainingJobsClient, folder: Path, pause: float) -> str:
 def until(
     trains: TrainingJobsClient, name: str, enough: Callable[[TrainJob], bool], *, seconds: float = 200
 ) -> TrainJob:
-    end = time.monotonic() + seconds
     job: TrainJob | None = None
-    while time.monotonic() < end:
-        try:
+
+    def reached() -> TrainJob | None:
+        nonlocal job
+        with contextlib.suppress(RelayError):  # a part is away
             job = trains.job(name)
             if enough(job):
                 return job
             assert job.state not in TRAIN_ENDED, job
-        except RelayError:
-            pass  # a part is away
-        time.sleep(0.1)
-    raise AssertionError(f"it did not happen in time: {job}")
+        return None
+
+    found = wait_until(reached, seconds, pause=0.1, told=lambda: job)
+    assert found is not None
+    return found
 
 
 def last(trains: TrainingJobsClient, name: str) -> tuple[str, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.tuning.records import parse_problem
 from torchrelay.examples.harness.private_service import PrivateService
 from torchrelay.service.local.redis_server import find_server
+from waiting import wait_until
 
 SIZES = range(24, 72, 8)
 
@@ -62,16 +63,15 @@ def tunes_of(service: PrivateService) -> TuningJobsClient:
 def until(
     tunes: TuningJobsClient, name: str, enough: Callable[[TuneReply], bool], *, seconds: float
 ) -> TuneReply:
-    end = time.monotonic() + seconds
-    while True:
-        assert time.monotonic() < end, "it did not happen in time"
-        try:
+    def reached() -> TuneReply | None:
+        with contextlib.suppress(RelayError):  # a part is away
             reply = tunes.job(name)
-            if enough(reply):
-                return reply
-        except RelayError:
-            pass  # a part is away
-        time.sleep(0.1)
+            return reply if enough(reply) else None
+        return None
+
+    found = wait_until(reached, seconds, pause=0.1)
+    assert found is not None
+    return found
 
 
 def found(reply: TuneReply) -> int:

@@ -22,6 +22,7 @@ from torchrelay.compiler.request import codec
 from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, WorkerJob, decode_answer
 from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
+from waiting import until
 
 PAST_DEADLINE_SECONDS = 5.0
 SLACK_SECONDS = 5.0
@@ -68,14 +69,8 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SickCompiler:
     return made
 
 
-async def _started(server: int) -> set[int]:
-    """The sick compilers below `server`, once there are any; as this process sees them, not as a job does."""
-    while not (found := _sick(server)):
-        await asyncio.sleep(0.05)
-    return found
-
-
 def _sick(server: int) -> set[int]:
+    """The sick compilers below `server`, as this process sees them, not as a job does."""
     found = set()
     for process in psutil.Process(server).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -124,7 +119,7 @@ def test_a_sick_compiler_costs_one_typed_answer_and_the_slot_is_usable_again(
             compiler.become(mood)
             began = time.monotonic()
             compiling = asyncio.create_task(_compile(slot, ready, seconds))
-            started = set() if mood == "broken" else await _started(ready.pid)
+            started = set() if mood == "broken" else await until(lambda: _sick(ready.pid), 60)
             with pytest.raises(error, match=words):
                 await compiling
             took = time.monotonic() - began

@@ -7,7 +7,8 @@ import socket
 
 import redis
 from redis.crc import key_slot
-from service_parts import RedisServer, wait_until
+from service_parts import RedisServer
+from waiting import wait_until
 
 PREFIX = "{torchrelay}:"
 PASSWORD = "of-the-cluster"

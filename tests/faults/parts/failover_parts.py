@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx2
 import torchrelay
-from service_parts import compiled, post, wait_until
+from service_parts import compiled, post
+from waiting import wait_until
 
 sys.path.append(str(Path(torchrelay.__file__).parent / "benchmarks"))
 

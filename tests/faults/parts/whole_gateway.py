@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import httpx2
-from service_parts import Running, client_of, compiled, follow, graph, post, wait_until
+from service_parts import Running, client_of, compiled, follow, graph, post
 from torchrelay.compiler.errors import CompileFailed, CompileKilled
 from tuning_parts import entries, entry, found, lookup
+from waiting import wait_until
 
 
 def ended(http: httpx2.Client, body: bytes) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -35,10 +35,8 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
     site.pool = WorkerPool(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=1, ray_token=RAY_TOKEN))
     try:
         site.call(site.pool.start())
-        end = time.monotonic() + 300
-        while [worker.state for worker in site.pool.workers()].count("idle") < gpus:
-            assert time.monotonic() < end, site.pool.workers()
-            time.sleep(1)
+        workers = site.pool.workers
+        wait_until(lambda: [worker.state for worker in workers()].count("idle") >= gpus, 300, told=workers)
         slots = list(site.pool._slots.all.values())
         assert len({slot.ready.device for slot in slots}) == gpus
         first = slots[0].ready
@@ -51,10 +49,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
         assert {(line[1], line[3]) for line in lines} == {(f"{gpus * (gpus + 1) // 2}", str(gpus))}
         assert len({line[5] for line in lines}) == gpus
         assert len(job.of(RankStarted)) == gpus
-        end = time.monotonic() + 60
-        while not site.pool._slots.rank_devices:
-            assert time.monotonic() < end
-            time.sleep(0.5)
+        wait_until(lambda: site.pool._slots.rank_devices, 60)
         with pytest.raises(NoWorker, match="training jobs hold all devices"):
             site.pool.search_devices(first.toolchain, first.target)
         assert [worker.state for worker in site.pool.workers()] == ["idle"] * gpus

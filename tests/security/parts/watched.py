@@ -16,7 +16,8 @@ from typing import Any
 import httpx2
 import msgspec
 import psutil
-from service_parts import TOKEN, client_of, free_port, wait_until
+from service_parts import TOKEN, client_of, free_port
+from waiting import wait_until
 
 _SERVICE_PARTS = Path(__file__).parents[2] / "service" / "parts" / "service_parts.py"
 

@@ -6,8 +6,7 @@ import asyncio
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import RedisServer, Running, graph, post
+from service_parts import RedisServer, Running, StartGateway, graph, post
 from torchrelay.service.access.audit import AuditLog
 from torchrelay.service.access.tokens import OWNER_ID, Grant, Role, Tokens
 from torchrelay.service.storage.redis.connections import connect

@@ -9,8 +9,17 @@ from typing import Any
 import httpx2
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, follow, graph, post
+from service_parts import (
+    TOKEN,
+    ArtifactPool,
+    RedisServer,
+    Running,
+    StartGateway,
+    compiled,
+    follow,
+    graph,
+    post,
+)
 from torchrelay.compiler.errors import CompileFailed
 
 

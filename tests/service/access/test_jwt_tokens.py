@@ -15,17 +15,17 @@ from typing import Any
 import httpx2
 import pytest
 from certificates import Authority
-from conftest import StartGateway
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from openid_parts import SigningIssuer, sign_in_file
-from service_parts import Running, compiled, graph, post, wait_until
+from service_parts import Running, StartGateway, compiled, graph, post
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import SettingsError, Unauthenticated
 from torchrelay.service.access import unknown_tokens
 from torchrelay.service.access.oidc import issuer_keys, jwt_tokens
 from torchrelay.service.access.oidc.sign_in_file import read_issuers
+from waiting import wait_until
 
 RULES = [
     {"claim": "groups", "equals": "vision", "namespace": "vision", "roles": ["compile"]},

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import TOKEN, Running, compiled, graph, post
+from service_parts import TOKEN, Running, StartGateway, compiled, graph, post
 from torchrelay.compiler.request import codec, schema
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
-from service_parts import TOKEN, Running, client_of, compiled, graph
+from service_parts import TOKEN, Running, StartGateway, client_of, compiled, graph
 
 
 class Shell:

@@ -11,22 +11,22 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from openid_parts import SigningIssuer, sign_in_file
 from service_parts import (
     ArtifactPool,
     RedisServer,
     Running,
+    StartGateway,
     busy_pool,
     client_of,
     compiled,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.service.admission.admit import Admission
 from torchrelay.service.parts import shared
 from tune_parts import SearchingPool, begun, operator
+from waiting import wait_until
 
 BODY_SECONDS = 2.0
 """How long a request's body may take: so long does a removal wait for those that have begun."""

@@ -8,20 +8,20 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from service_parts import (
     ArtifactPool,
     RedisServer,
     Running,
+    StartGateway,
     busy_pool,
     client_of,
     compiled,
     follow,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.compiler.artifact import container
+from waiting import wait_until
 
 ClientOf = Callable[..., httpx2.Client]
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from service_parts import (
     ArtifactPool,
     RedisServer,
     Running,
+    StartGateway,
     client_of,
     compiled,
     follow,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.compiler.errors import CompileKilled
+from waiting import wait_until
 
 
 class Site:

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from service_parts import RedisServer, Running, wait_until
+from service_parts import RedisServer, Running
 from torchrelay.compiler.errors import RateLimited, Unauthenticated
 from torchrelay.service.access import unknown_tokens
 from torchrelay.service.access.unknown_tokens import UnknownTokens
 from torchrelay.service.base.settings import ServiceSettings
+from waiting import wait_until
 
 Ask = Callable[[str], httpx2.Response]
 StartGateway = Callable[..., Running]

@@ -12,8 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, StartGateway, compiled, graph, post
 
 MISSING = "0" * 64
 

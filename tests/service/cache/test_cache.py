@@ -9,8 +9,17 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
+from service_parts import (
+    ArtifactPool,
+    RedisServer,
+    Running,
+    StartGateway,
+    busy_pool,
+    compiled,
+    follow,
+    graph,
+    post,
+)
 
 
 def _blobs(running: Running) -> list[Path]:

@@ -15,21 +15,21 @@ from typing import Any
 import httpx2
 import obstore
 import pytest
-from conftest import StartGateway
 from service_parts import (
     ArtifactPool,
     GatewayProcess,
     RedisServer,
     Running,
+    StartGateway,
     busy_pool,
     compiled,
     graph,
     post,
-    wait_until,
 )
 from signer_parts import SIGN_TOKEN, SignerProcess
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust, read_key
+from waiting import wait_until
 
 CLIENTS = 50
 MIB = 1 << 20

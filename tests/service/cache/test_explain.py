@@ -13,14 +13,14 @@ import httpx2
 import msgspec
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, StartGateway, compiled, graph, post
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import decoding, errors
 from torchrelay.compiler.api.compiles import MissExplanation
 from torchrelay.compiler.graph.toolchain import local_toolchain
 from torchrelay.compiler.request import codec, key
+from waiting import wait_until
 
 
 def key_of(body: bytes) -> str:

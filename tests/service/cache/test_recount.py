@@ -9,10 +9,11 @@ from pathlib import Path
 import httpx2
 import pytest
 from redis.asyncio import Redis
-from service_parts import RedisServer, Running, client_of, compiled, graph, post, wait_until
+from service_parts import RedisServer, Running, client_of, compiled, graph, post
 from torchrelay.service.cache.recount import Recount
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
+from waiting import wait_until
 
 KEYS = Keys("torchrelay:")
 RED = KEYS.of("red")

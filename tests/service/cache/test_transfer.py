@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx2
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import (
     NEEDS,
@@ -20,13 +19,13 @@ from service_parts import (
     ArtifactPool,
     RedisServer,
     Running,
+    StartGateway,
     busy_pool,
     compiled,
     follow,
     graph,
     post,
     queue_and_take,
-    wait_until,
 )
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust, key_text, read_key
@@ -35,6 +34,7 @@ from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease
 from torchrelay.service.parts.shared import SharedParts, TenantParts
 from torchrelay.service.signing import key_files
+from waiting import wait_until
 
 Site = Callable[..., Running]
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from request_parts import manifest_of
-from service_parts import TOKEN, ArtifactPool, Running, compiled, graph, wait_until
+from service_parts import TOKEN, ArtifactPool, Running, compiled, graph
 from starlette.types import ASGIApp, Receive, Scope, Send
 from torchrelay.clients.artifacts import prefetch as module
 from torchrelay.clients.artifacts.prefetch import Prefetch
@@ -26,6 +26,7 @@ from torchrelay.clients.reports.run_report import process_report
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import key_text
+from waiting import wait_until
 
 SCRIPT = "1" * 64
 LIBRARY = b"\x7fELF no library"

@@ -8,9 +8,8 @@ from pathlib import Path
 import httpx2
 import msgspec
 import pytest
-from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from service_parts import TOKEN, Running, graph, post
+from service_parts import TOKEN, Running, StartGateway, graph, post
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.programs.team_programs import TeamPrograms
 from torchrelay.clients.gateway.compile_client import GatewayClient

@@ -13,9 +13,19 @@ from typing import Any, ClassVar
 import httpx2
 import msgspec
 import pytest
-from conftest import StartGateway
 from request_parts import request_of
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, busy_pool, compiled, follow, graph, post
+from service_parts import (
+    TOKEN,
+    ArtifactPool,
+    RedisServer,
+    Running,
+    StartGateway,
+    busy_pool,
+    compiled,
+    follow,
+    graph,
+    post,
+)
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.api import compiles

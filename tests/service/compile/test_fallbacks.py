@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 import torchrelay
-from service_parts import TOKEN, Running, compiled, free_port, graph, wait_until
+from service_parts import TOKEN, Running, compiled, free_port, graph
 from torchrelay.clients.backend import process_backend
 from torchrelay.clients.gateway.credentials import SignIn, write_credentials
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.compiler import errors
+from waiting import wait_until
 
 FAILURES: list[tuple[Exception, type[errors.RelayError]]] = [
     (errors.NoWorker("no worker for this toolchain"), errors.NoWorker),

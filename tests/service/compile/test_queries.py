@@ -10,13 +10,13 @@ import httpx2
 import msgspec
 import pytest
 import request_parts
-from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post, wait_until
+from service_parts import ArtifactPool, RedisServer, Running, StartGateway, compiled, follow, graph, post
 from torchrelay.compiler.api.tuning import kernels as tuning_kernels
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.records import DeviceEnvironment
 from tuning_parts import PLACE, entries, entry, found, lookup, problem
+from waiting import wait_until
 
 
 def asked(running: Running, http: httpx2.Client, body: bytes, *questions: bytes) -> list[bytes]:

@@ -12,14 +12,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import StartGateway
 from request_parts import request_of
-from service_parts import NEEDS, ArtifactPool, Running, follow, graph, post
+from service_parts import NEEDS, ArtifactPool, Running, StartGateway, follow, graph, post
 from torchrelay.compiler.errors import ForbiddenTarget
 from torchrelay.compiler.request import codec, schema
 from torchrelay.service.admission import admit
 from torchrelay.service.admission.admit import Admission
 from torchrelay.service.compile.compile_queue import QueuedRequest, QueuedRequests
+from waiting import until
 
 SENDERS = 30
 LARGE = graph(nodes=40_000)
@@ -93,8 +93,7 @@ def test_a_sender_that_is_cancelled_does_not_end_the_parse_of_the_others(childre
     async def scenario() -> tuple[str, str]:
         mine = admission()
         first, *others = [asyncio.create_task(mine.key_of(LARGE, namespace="default")) for _ in range(3)]
-        while not children:
-            await asyncio.sleep(0.01)
+        await until(lambda: children)
         first.cancel()
         (one, _), (other, _) = await asyncio.gather(*others)
         assert first.cancelled()

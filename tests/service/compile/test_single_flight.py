@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import httpx2
 import msgspec
 import pytest
-from conftest import StartGateway
 from service_parts import (
     NEEDS,
     TOKEN,
@@ -21,13 +20,13 @@ from service_parts import (
     GatewayProcess,
     RedisServer,
     Running,
+    StartGateway,
     busy_pool,
     compiled,
     follow,
     graph,
     post,
     queue_and_take,
-    wait_until,
 )
 from torchrelay.compiler.request import codec
 from torchrelay.compiler.request.schema import Const, Constant, Node
@@ -40,6 +39,7 @@ from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
+from waiting import wait_until
 
 KEY = "e" * 64
 

@@ -10,23 +10,14 @@ import httpx2
 import msgspec
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
 from request_parts import kernel, kernels_body, kernels_request
-from service_parts import (
-    TOKEN,
-    ArtifactPool,
-    RedisServer,
-    Running,
-    compiled,
-    graph,
-    post,
-    wait_until,
-)
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, StartGateway, compiled, graph, post
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import errors
 from torchrelay.compiler.request import codec, key, schema
 from torchrelay.service.base.settings import ServiceSettings
+from waiting import wait_until
 
 
 def token(http: httpx2.Client, *, source: bool, **more: Any) -> str:

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import yaml
 from alert_parts import DEPLOY, RULES, assert_fires, promtool, scrape, scrapes
-from conftest import StartGateway
 from service_parts import (
     ArtifactPool,
     GatewayProcess,
     RedisServer,
     Running,
+    StartGateway,
     compiled,
     graph,
     post,
     registered,
-    wait_until,
 )
 from signer_parts import ADMIN_TOKEN, SignerProcess
 from torchrelay.compiler.api import compiles
 from torchrelay.service.base.settings import ServiceSettings
+from waiting import wait_until
 
 needs_promtool = pytest.mark.skipif(promtool() is None, reason="Prometheus' promtool is not installed")
 pytestmark = needs_promtool

@@ -8,10 +8,10 @@ import time
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, compiled, follow, graph, post, wait_until
+from service_parts import ArtifactPool, RedisServer, StartGateway, compiled, follow, graph, post
 from torchrelay.service.base import async_tasks
 from torchrelay.service.base.async_tasks import TaskSupervisor
+from waiting import wait_until
 
 BROKEN = "torchrelay:train:broken"
 

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartGateway
 from edge_parts import NGINX, Edge
 from service_parts import (
     TOKEN,
     ArtifactPool,
     GatewayProcess,
     Running,
+    StartGateway,
     client_of,
     compiled,
     follow,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.errors import NotCached
 from torchrelay.compiler.request import codec, key
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx")
 

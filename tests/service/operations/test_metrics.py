@@ -12,20 +12,20 @@ from typing import Any
 import httpx2
 import torchrelay
 import yaml
-from conftest import StartGateway
 from service_parts import (
     TOOLCHAIN,
     RedisServer,
     Running,
+    StartGateway,
     busy_pool,
     client_of,
     compiled,
     graph,
     post,
     registered,
-    wait_until,
 )
 from torchrelay.service.base.settings import ServiceSettings
+from waiting import wait_until
 
 DEPLOY = Path(torchrelay.__file__).parent / "deploy"
 

@@ -15,18 +15,17 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from conftest import StartGateway
 from redis.asyncio import Redis
 from service_parts import (
     TARGET,
     TOOLCHAIN,
     RedisServer,
+    StartGateway,
     compiled,
     follow,
     free_port,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.compiles import WorkerInfo
@@ -37,6 +36,7 @@ from torchrelay.service.storage.redis import protocol
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from training_parts import TrainingPool, begun, ended
+from waiting import wait_until
 
 KEYS = Keys("torchrelay:")
 

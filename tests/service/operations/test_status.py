@@ -10,17 +10,17 @@ import httpx2
 import msgspec
 import pytest
 import schemathesis
-from conftest import StartGateway
 from described_api import described_api
 from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import ValidationError
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from service_parts import TOKEN, ArtifactPool, RedisServer, Running, compiled, graph, post, wait_until
+from service_parts import TOKEN, ArtifactPool, RedisServer, Running, StartGateway, compiled, graph, post
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.errors import SettingsError, Unavailable
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.signing import keyring as signing_keyring
+from waiting import wait_until
 
 
 class SlowPool(ArtifactPool):

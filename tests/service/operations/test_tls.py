@@ -10,8 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from certificates import Authority, Certificate
-from conftest import StartGateway
-from service_parts import TOKEN, ArtifactPool, Running, compiled, graph
+from service_parts import TOKEN, ArtifactPool, Running, StartGateway, compiled, graph
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import container

@@ -16,18 +16,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import StartGateway
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from service_parts import (
     TOKEN,
     ArtifactPool,
     GatewayProcess,
+    StartGateway,
     compiled,
     follow,
     free_port,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
@@ -38,6 +37,7 @@ from torchrelay.compiler.request import codec, key
 from torchrelay.service.base.span_exporter import OpenTelemetryExporter
 from torchrelay.service.base.tracing import Tracer
 from torchrelay.workers.pool import PoolSettings, WorkerPool
+from waiting import wait_until
 
 STAGES = {"wait", "aot", "inductor", "sign", "publish"}
 

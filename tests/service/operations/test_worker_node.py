@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from service_parts import wait_until
+from waiting import wait_until
 
 RUN = """
 import sys

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service_parts import client_of, free_port, lives, wait_until
+from service_parts import client_of, free_port, lives
+from waiting import wait_until
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "edge" / "nginx.conf"
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin:{sys.prefix}/nginx/usr/sbin"

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import httpx2
 from moto.server import ThreadedMotoServer
-from service_parts import client_of, free_port, wait_until
+from service_parts import client_of, free_port
+from waiting import wait_until
 
 WEED = shutil.which("weed", path=str(Path(sys.executable).parent))
 """SeaweedFS, where `make test-all` puts it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from torchrelay.workers.pool import SearchDevice, WorkerLost
 from tuning_parts import PLACE, problem
+from waiting import until
 
 AIM = SearchTarget(TOOLCHAIN, TARGET, 1)
 ASK = CompileRequest("key", b"", TOOLCHAIN, TARGET, {}, [])
@@ -207,13 +207,7 @@ class Site:
             self.metrics.registry.get_sample_value("torchrelay_searches_total", {"outcome": outcome}) or 0.0
         )
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        for _ in itertools.count():
-            if condition():
-                return
-            seconds -= 0.01
-            assert seconds > 0, "it did not happen in time"
-            await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
 
 @asynccontextmanager

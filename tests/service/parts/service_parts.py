@@ -41,6 +41,7 @@ from torchrelay.service.gateway.server import create_server
 from torchrelay.service.local.dispatcher import create_dispatcher_app
 from torchrelay.service.local.redis_server import find_server
 from torchrelay.workers.pool import SearchDevice
+from waiting import wait_until
 
 TOKEN = "test-token-" + "0" * 32
 NEEDS = CompileNeeds(TOOLCHAIN, TARGET)
@@ -354,6 +355,9 @@ class Running:
         return client_of(self.url, token, **options)
 
 
+StartGateway = Callable[..., Running]
+
+
 class GatewayProcess:
     """A process of its own, to be killed: a gateway and dispatcher, or the role in `arguments`."""
 
@@ -459,13 +463,6 @@ def registered(http: httpx2.Client, pool: ArtifactPool) -> None:
     time.sleep(0.3)  # gateways read it so often
     workers = msgspec.to_builtins(pool.workers())
     wait_until(lambda: http.get("/v1/workers").json() == workers, seconds=30)
-
-
-def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
 
 
 def free_port() -> int:

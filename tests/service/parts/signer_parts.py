@@ -14,10 +14,11 @@ from typing import Any
 
 import httpx2
 import psutil
-from service_parts import client_of, free_port, wait_until
+from service_parts import client_of, free_port
 from signed import KEY, manifest_of
 from torchrelay.compiler.artifact import container
 from torchrelay.service.signing.remote import RemoteKeyring
+from waiting import wait_until
 
 SIGN_TOKEN = "sign-token-" + "1" * 32
 ADMIN_TOKEN = "admin-token-" + "2" * 32

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import msgspec
 from msgspec import Struct
-from service_parts import ArtifactPool, GatewayProcess, graph, server_sent_events, wait_until
+from service_parts import ArtifactPool, GatewayProcess, graph, server_sent_events
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
@@ -36,6 +36,7 @@ from torchrelay.compiler.errors import CompileFailed, Unavailable
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
 from torchrelay.workers.pool import WorkerLost
+from waiting import wait_until
 
 STEPS = 10
 RANKS = 2

@@ -16,14 +16,7 @@ from typing import Any, Literal
 import httpx2
 import msgspec
 from search_parts import SearchPool
-from service_parts import (
-    TARGET,
-    TOOLCHAIN,
-    ArtifactPool,
-    GatewayProcess,
-    server_sent_events,
-    wait_until,
-)
+from service_parts import TARGET, TOOLCHAIN, ArtifactPool, GatewayProcess, server_sent_events
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.api.tuning.jobs import (
@@ -40,6 +33,7 @@ from torchrelay.compiler.tuning.records import CandidateFailure, DeviceEnvironme
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
 from tuning_parts import problem
+from waiting import wait_until
 
 CEILINGS = 2
 """Items that a job of one dtype has beside its own: a copy and a large product."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import RedisServer, Running
+from service_parts import RedisServer, Running, StartGateway
 from torchrelay.compiler.tuning.queries import ENTRY_LIMIT
 
 PATH = f"/v1/autotunes/triton/{'ab' * 32}"

@@ -9,14 +9,14 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from conftest import StartGateway
 from search_parts import SearchPool, of
-from service_parts import ArtifactPool, compiled, graph, post, wait_until
+from service_parts import ArtifactPool, StartGateway, compiled, graph, post
 from torchrelay.compiler import decoding
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.tuning import records
 from torchrelay.compiler.tuning.queries import KnownEntries, SearchRequest
 from tuning_parts import PLACE
+from waiting import wait_until
 
 
 class SearchingPool(ArtifactPool):

@@ -11,8 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from command_line import torchrelay, user
-from conftest import StartGateway
-from service_parts import TOKEN, RedisServer, Running, client_of, compiled, graph, post, wait_until
+from service_parts import TOKEN, RedisServer, Running, StartGateway, client_of, compiled, graph, post
 from torchrelay.clients.artifacts.trust_store import TrustStore
 from torchrelay.clients.commands.diagnostics import doctor
 from torchrelay.clients.gateway.compile_client import GatewayClient
@@ -24,6 +23,7 @@ from torchrelay.compiler.artifact.trust_document import SignedDocument
 from torchrelay.compiler.errors import MalformedRequest, NotFound, SettingsError, SignatureError
 from torchrelay.service.signing.keyring import Keyring
 from torchrelay.service.signing.trusted_keys import Ring
+from waiting import wait_until
 
 
 def signer_of(data: bytes) -> str:

@@ -15,19 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import structlog
-from conftest import StartGateway
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import SecretStr
-from service_parts import (
-    ArtifactPool,
-    busy_pool,
-    compiled,
-    follow,
-    free_port,
-    graph,
-    post,
-    wait_until,
-)
+from service_parts import ArtifactPool, StartGateway, busy_pool, compiled, follow, free_port, graph, post
 from signed import KEY
 from signer_parts import ADMIN_TOKEN, SIGN_TOKEN, SignerProcess, artifact
 from torchrelay.compiler.artifact import container
@@ -43,6 +33,7 @@ from torchrelay.service.signing.messages import RingReply
 from torchrelay.service.signing.open import open_keyring
 from torchrelay.service.signing.remote import RemoteKeyring
 from torchrelay.service.signing.trusted_keys import document_of
+from waiting import wait_until
 
 StartKeyring = Callable[..., RemoteKeyring]
 

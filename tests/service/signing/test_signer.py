@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from certificates import Authority
-from service_parts import wait_until
 from signed import KEY, assembled, manifest_of, taken_apart
 from signer_parts import ADMIN_TOKEN, SIGN_TOKEN, SignerProcess, artifact, sign
 from torchrelay.compiler import decoding
@@ -25,6 +24,7 @@ from torchrelay.compiler.errors import ArtifactError, Forbidden, NotFound, Signa
 from torchrelay.service.base.tracing import in_trace
 from torchrelay.service.signing.keyring import Keyring
 from torchrelay.service.signing.messages import RingReply
+from waiting import wait_until
 from zstd_frames import frame
 
 StartSigner = Callable[..., SignerProcess]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from conftest import StartGateway
-from service_parts import ArtifactPool, RedisServer, Running, compiled, follow, graph, post
+from service_parts import ArtifactPool, RedisServer, Running, StartGateway, compiled, follow, graph, post
 
 IDENTITY, ORPHANS = "torchrelay:installation", "torchrelay:orphans"
 

@@ -18,18 +18,10 @@ import pytest
 import redis
 import training_parts
 from certificates import Authority, Certificate
-from conftest import StartGateway
-from service_parts import (
-    ArtifactPool,
-    RedisServer,
-    compiled,
-    free_port,
-    graph,
-    post,
-    wait_until,
-)
+from service_parts import ArtifactPool, RedisServer, StartGateway, compiled, free_port, graph, post
 from torchrelay.service.local.redis_server import find_server
 from training_parts import TrainingPool
+from waiting import wait_until
 from whole_gateway import everything
 
 DEPLOYED = Path(__file__).parents[3] / "deploy" / "redis-users.acl"

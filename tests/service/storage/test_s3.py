@@ -16,20 +16,20 @@ from typing import Any
 import httpx2
 import obstore
 import pytest
-from conftest import StartGateway
 from s3_parts import S3, WEED, SeaweedFS
 from service_parts import (
     ArtifactPool,
     GatewayProcess,
     Running,
+    StartGateway,
     client_of,
     compiled,
     follow,
     graph,
     post,
-    wait_until,
 )
 from torchrelay.service.storage import blobs, installation
+from waiting import wait_until
 
 LARGE = 100_000
 """Bytes of a member: more than `blob_inline_bytes` below, and incompressible."""

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from obstore.store import LocalStore
 from redis.asyncio import Redis
-from service_parts import RedisServer, Running, client_of, registered, wait_until
+from service_parts import RedisServer, Running, client_of, registered
 from torchrelay.compiler.errors import Unavailable
 from torchrelay.service.jobs.training import records, retention
 from torchrelay.service.jobs.training.files import TrainingFiles
@@ -34,6 +34,7 @@ from training_parts import (
     sent_package,
     shown,
 )
+from waiting import wait_until
 
 StartGateway = Callable[..., Running]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from command_line import COMMAND, torchrelay, user
-from service_parts import TOKEN, Running, registered, wait_until
+from service_parts import TOKEN, Running, registered
 from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.training import working_directory
@@ -22,6 +22,7 @@ from torchrelay.compiler.api.training.events import StepMetrics
 from torchrelay.compiler.api.training.jobs import ProfileSpec, TrainSpec
 from torchrelay.compiler.errors import NotFound, RelayError
 from training_parts import STEPS, TrainingPool, story
+from waiting import wait_until
 
 StartGateway = Callable[..., Running]
 

@@ -7,7 +7,7 @@ import math
 import httpx2
 import msgspec
 import pytest
-from service_parts import RedisServer, wait_until
+from service_parts import RedisServer
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
@@ -27,6 +27,7 @@ from torchrelay.service.jobs.training.bounds import bounded
 from torchrelay.workers.messages import WorkerLost
 from torchrelay.workers.training.drivers import ANSWER_BYTES, read_answer
 from training_parts import TrainingPool, begun, story
+from waiting import wait_until
 
 MANY = "y" * (6 << 20)
 

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 import pytest
 from redis import Redis
-from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, post, wait_until
+from service_parts import GatewayProcess, RedisServer, Running, client_of, compiled, graph, post
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import AFTER_HEADER, NumberedEvent, RankStarted, StateChanged
 from torchrelay.compiler.errors import CompileFailed, Unavailable
@@ -36,6 +36,7 @@ from training_parts import (
     shown,
     story,
 )
+from waiting import wait_until
 
 StartGateway = Callable[..., Running]
 

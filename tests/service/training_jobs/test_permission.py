@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx2
 import msgspec
-from conftest import StartGateway
-from service_parts import Running, client_of
+from service_parts import Running, StartGateway, client_of
 from training_parts import request
 
 

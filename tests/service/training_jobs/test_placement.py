@@ -7,8 +7,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from service_parts import Running, wait_until
+from service_parts import Running
 from training_parts import TrainingPool, begin, begun, ended, request, sent_package, shown
+from waiting import wait_until
 
 StartGateway = Callable[..., Running]
 

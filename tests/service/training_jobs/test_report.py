@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_line import torchrelay, user
-from service_parts import TOKEN, Running, wait_until
+from service_parts import TOKEN, Running
 from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.reports.profiling.summary import ProfiledStep, ProfileSummary
 from torchrelay.clients.settings import load_settings
@@ -30,6 +30,7 @@ from torchrelay.compiler.api.training.jobs import TrainSpec
 from torchrelay.compiler.api.training.rank_environment import JOB_ENVIRONMENT, SPEC_ENVIRONMENT
 from torchrelay.service.jobs.training import records as trains_of_service
 from training_parts import STEPS, TrainingPool
+from waiting import wait_until
 
 StartGateway = Callable[..., Running]
 TRACE = b"\x1f\x8b a trace"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from service_parts import RedisServer, Running, compiled, graph, post, registered, wait_until
+from service_parts import RedisServer, Running, compiled, graph, post, registered
 from torchrelay.compiler.api.tuning.jobs import GraphTuneItem, OperatorTuneItem, TuneBudget
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.request import codec, schema
@@ -34,6 +34,7 @@ from tune_parts import (
     states,
 )
 from tuning_parts import PLACE, entry, found, problem
+from waiting import wait_until
 
 StartGateway = Callable[..., Running]
 GRAPH = {"Content-Type": codec.GRAPH_MEDIA_TYPE}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torchrelay.compiler.api.training.events import CheckpointEvent, FirstStep, StepMetrics
 from torchrelay.compiler.api.training.rank_environment import STOPPED_CODE
-from train_parts import HERE, OTHER, RankProcess, finish, results, signal, start, wait_for
+from train_parts import HERE, OTHER, SECONDS, RankProcess, finish, results, signal, start
+from waiting import wait_until
 
 STEADY = HERE / "steady.py"
 
@@ -77,7 +78,7 @@ def test_ranks_asked_to_end_save_at_the_same_step_and_go_on_from_there(
 ) -> None:
     asked = start(STEADY, [str(tmp_path), "--stop", "5"], ranks=2)
     for rank in (0, 1):
-        wait_for(tmp_path / f"there-{rank}")
+        wait_until((tmp_path / f"there-{rank}").exists, SECONDS)
     asked[1].process.send_signal(signal.SIGTERM)  # one of them: it asks the others
     (tmp_path / "asked").touch()
     finish(asked, STOPPED_CODE, STOPPED_CODE)

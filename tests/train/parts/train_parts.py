@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,11 +124,4 @@ def results(folder: Path, ranks: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + SECONDS
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} never came"
-        time.sleep(0.05)
-
-
-__all__ = ["HERE", "OTHER", "RankProcess", "finish", "free_port", "results", "signal", "start", "wait_for"]
+__all__ = ["HERE", "OTHER", "SECONDS", "RankProcess", "finish", "free_port", "results", "signal", "start"]

@@ -10,6 +10,7 @@ import time
 import pytest
 from torchrelay.compiler.process import forked_copy
 from torchrelay.compiler.process.forked_copy import ForkedCopy
+from waiting import wait_until
 
 
 def gone(pid: int) -> bool:
@@ -75,10 +76,7 @@ def test_nobody_waits_for_a_copy_s_questions_that_is_gone() -> None:
             os.kill(copy.pid, signal.SIGKILL)
             assert copy.result() is None
         copy.close()
-    until = time.monotonic() + 60
-    while threading.active_count() > before:
-        assert time.monotonic() < until, "its thread waits for ever"
-        time.sleep(0.01)
+    wait_until(lambda: threading.active_count() <= before)
 
 
 def test_a_copy_that_hangs_is_ended_and_the_work_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from torchrelay.compiler.api.training.events import (
 )
 from torchrelay.workers.training import journal as journal_module
 from torchrelay.workers.training.journal import JobJournal
+from waiting import wait_until
 
 
 def log(text: str) -> LogLines:
@@ -246,8 +247,7 @@ def test_events_that_come_while_the_disk_is_busy_are_written_together_and_once(
     adding = [threading.Thread(target=ledger.add, args=([log(str(n)), log("")],)) for n in range(30)]
     for thread in adding:
         thread.start()
-    while ledger._queued < 30:
-        time.sleep(0.01)
+    wait_until(lambda: ledger._queued == 30)
     go.set()
     for thread in adding:
         thread.join()

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from torchrelay.compiler.errors import CompileKilled
 from torchrelay.workers.fork_server.prestart import PrestartedServer
 from torchrelay.workers.messages import ForkServerReady, decode_answer
 from torchrelay.workers.slot.actor import CompileSlot
+from waiting import until, wait_until
 
 __all__ = ["engine_on_the_path"]
 
@@ -120,8 +120,7 @@ def test_an_adopted_server_that_is_killed_is_no_zombie_of_the_process_that_start
         await started(slot)
         psutil.Process(server.early_server.pid).kill()
         await slot.lost()
-        while psutil.pid_exists(server.early_server.pid):
-            await asyncio.sleep(0.01)
+        await until(lambda: not psutil.pid_exists(server.early_server.pid))
         await slot.close()
 
     with PrestartedServer("engine") as server:
@@ -175,8 +174,7 @@ def test_a_slot_starts_its_own_server_where_the_early_one_ends(tmp_path, ends):
         else:
             process.suspend()
             starting = asyncio.create_task(started(slot))
-            while not list(tmp_path.glob("torchrelay-jobs-*")):
-                await asyncio.sleep(0.01)
+            await until(lambda: list(tmp_path.glob("torchrelay-jobs-*")))
             process.kill()
             ready = await starting
         assert ready.pid != server.early_server.pid
@@ -212,6 +210,5 @@ def test_a_server_without_an_actor_ends_with_its_owner(tmp_path):
         "os._exit(0)\n"
     )
     pid, socket = python(program).split()
-    while alive(int(pid)):
-        time.sleep(0.01)
+    wait_until(lambda: not alive(int(pid)))
     assert not Path(socket).parent.exists()

@@ -33,6 +33,7 @@ from torchrelay.workers.messages import (
 from torchrelay.workers.process.process_tree import descendants
 from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
+from waiting import until
 
 HERE = Path(__file__).parents[1] / "parts"
 DEEP = b"\x82\xa1x" + b"\x91" * 200_000 + b"\xc0\xa4type\xa5event"
@@ -132,9 +133,8 @@ def test_what_a_job_builds_is_found_by_another_slot_while_the_job_still_runs(tmp
             building = asyncio.create_task(
                 run(one, "build", name=library, text="binary", sleep=60, seconds=90)
             )
-            while not (tmp_path / "kernels" / "default" / library).exists():
-                assert not building.done()
-                await asyncio.sleep(0.05)
+            built = tmp_path / "kernels" / "default" / library
+            await until(lambda: built.exists() or building.done(), 90)
             assert (await run(other, "fetch", name=library))[1] == b"binary"
             assert not building.done()
             await one.cancel("j")
@@ -165,11 +165,8 @@ async def still_works(slot):
 
 async def sleepers(ready, count=2):
     """The pids of everything below the server, once `count` processes of a job sleep there."""
-    while True:
-        below = descendants(ready.pid)
-        if [name(pid) for pid in below].count("sleep") == count:
-            return below
-        await asyncio.sleep(0.02)
+    await until(lambda: [name(pid) for pid in descendants(ready.pid)].count("sleep") == count)
+    return descendants(ready.pid)
 
 
 def name(pid):

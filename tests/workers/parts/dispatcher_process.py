@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import engine
 import msgspec
 import psutil
-from pool_parts import RAY_TOKEN, compile_when_idle, wait_until
+import waiting
+from pool_parts import RAY_TOKEN, compile_when_idle
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.tuning import queries
@@ -34,9 +36,10 @@ class DispatcherProcess:
     """The process, seen from a test."""
 
     def __init__(self, address: str, redis_url: str, *toolchains: str, **environment: str) -> None:
+        path = [str(Path(waiting.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = psutil.Popen(
             [sys.executable, __file__, address, redis_url, *toolchains],
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -58,7 +61,9 @@ class DispatcherProcess:
 
     def wait_for_idle(self, count: int, starting: int = 0) -> set[str]:
         """The names of its workers, once `count` are idle and `starting` are not yet."""
-        wait_until(lambda: (len(self.workers("idle")), len(self.workers())) == (count, count + starting), 120)
+        waiting.wait_until(
+            lambda: (len(self.workers("idle")), len(self.workers())) == (count, count + starting), 120
+        )
         return self.workers("idle")
 
     def close(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -42,13 +41,6 @@ async def compile_when_idle(pool: WorkerPool, request: bytes, **rest: Any) -> by
             return await pool.compile(request, **rest)
         except WorkersBusy:
             await asyncio.sleep(0.05)
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def started_since(before: set[psutil.Process]) -> set[psutil.Process]:

@@ -9,11 +9,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 from pool_parts import RAY_TOKEN
 from torchrelay.workers.pool import node_resources, ray_environment, short_directory
+from waiting import wait_until
 
 _HANG_SECONDS = 600.0
 
@@ -56,12 +56,12 @@ class Nodes:
         self.wait_for_head()
 
     def wait_for_head(self) -> None:
-        end = time.monotonic() + _HANG_SECONDS
-        while True:
+        def listens() -> bool:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            assert time.monotonic() < end, "Ray's head does not listen"
-            time.sleep(0.2)
+                return True
+            return False
+
+        wait_until(listens, _HANG_SECONDS, pause=0.2)
 
     def add(self, cpu_slots: int = 0) -> psutil.Popen:
         resources = json.dumps(node_resources(cpu_slots))

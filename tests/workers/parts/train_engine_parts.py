@@ -19,6 +19,7 @@ from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
 from torchrelay.compiler.api.training.node_messages import TrainOrder
 from torchrelay.compiler.errors import Unavailable
 from torchrelay.workers.pool import PoolSettings, WorkerPool
+from waiting import wait_until
 
 HANG_SECONDS = 600.0
 """What takes longer hangs: each start of a rank takes up to 50 s on a machine with two loaded processors."""
@@ -93,21 +94,17 @@ class Job:
 
     def until(self, condition, seconds: float = 170):
         """What `condition` gives of the news, once it gives anything; before Ray forgets by itself, after 180 s."""
-        end = time.monotonic() + seconds
-        while not (found := condition(self)):
-            assert time.monotonic() < end, f"it did not happen: {self.news}"
-            self.poll()
-        return found
+        return wait_until(lambda: condition(self) or self.poll(), seconds, pause=0, told=lambda: self.news)
 
     def until_told(self, condition, seconds: float = HANG_SECONDS):
         """As `until`, with a driver that may be away for a while."""
-        end = time.monotonic() + seconds
-        while not (found := condition(self)):
-            assert time.monotonic() < end, self.news
+
+        def tells():
             with contextlib.suppress(Unavailable):
                 self.poll()
-            time.sleep(0.1)
-        return found
+            return condition(self)
+
+        return wait_until(tells, seconds, pause=0.1, told=lambda: self.news)
 
     def of(self, kind):
         return [each.event for each in self.news if isinstance(each.event, kind)]

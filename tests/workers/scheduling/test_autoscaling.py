@@ -13,6 +13,7 @@ import pytest
 from pool_parts import RAY_TOKEN, compile_when_idle
 from ray_nodes import Nodes
 from torchrelay.workers.pool import PoolSettings, WorkerPool, node_resources
+from waiting import until
 
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 MOST = 2
@@ -111,25 +112,20 @@ def test_compiles_that_wait_add_nodes_up_to_the_most_and_idle_nodes_go(address: 
     def states() -> list[str]:
         return sorted(worker.state for worker in pool.workers())
 
-    async def until(condition) -> None:
-        async with asyncio.timeout(150):
-            while not condition():
-                await asyncio.sleep(0.2)
-
     async def scenario() -> None:
         await pool.start()
         try:
-            await until(lambda: states() == ["idle"])
+            await until(lambda: states() == ["idle"], 150)
             jobs = [compile(sleep=800.0) for _ in range(MOST + 1)]
             pool.overdue = {"cpu": MOST}
-            await until(lambda: states() == ["busy"] * MOST)
+            await until(lambda: states() == ["busy"] * MOST, 150)
             assert not any(job.done() for job in jobs), "the last one waits: there are no more nodes"
             pool.overdue = {}
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-            await until(lambda: len(pool.node_resources()) == 1)
-            await until(lambda: states() == ["idle"])
+            await until(lambda: len(pool.node_resources()) == 1, 150)
+            await until(lambda: states() == ["idle"], 150)
             assert await compile(text="again") == b"again"
         finally:
             await pool.close()

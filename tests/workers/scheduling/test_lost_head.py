@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
-from pool_parts import RAY_TOKEN, wait_until
+from pool_parts import RAY_TOKEN
 from ray_nodes import Nodes, kill_families
 from service_parts import RedisServer, client_of, free_port
+from waiting import wait_until
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from pool_parts import (
     compile_when_idle,
     no_process_left,
     started_since,
-    wait_until,
 )
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.protocols import WORKERS, Protocol
@@ -35,6 +34,7 @@ from torchrelay.workers.messages import BadFrame, decode_answer
 from torchrelay.workers.pool import WorkersBusy
 from torchrelay.workers.settings import SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
+from waiting import wait_until
 
 HERE = Path(__file__).parents[1] / "parts"
 TOOLCHAIN = schema.Toolchain(python="cp311", torch="0.0.0", triton="", cuda="", platform="linux-x86_64")

@@ -13,7 +13,7 @@ import engine
 import msgspec
 import psutil
 import pytest
-from pool_parts import GPU, EmbeddedPool, compile_when_idle, no_process_left, wait_until
+from pool_parts import GPU, EmbeddedPool, compile_when_idle, no_process_left
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.jobs import TrainSpec
@@ -22,6 +22,7 @@ from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, Overloaded
 from torchrelay.compiler.tuning import queries
 from torchrelay.workers.pool import SearchDevice, WorkerLost
+from waiting import wait_until
 
 HERE = Path(__file__).parents[1] / "parts"
 ORDER = msgspec.msgpack.encode(SearchJobSpec(engine.TOOLCHAIN, engine.TARGET, 1))

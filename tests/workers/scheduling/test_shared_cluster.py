@@ -15,7 +15,7 @@ import engine
 import psutil
 import pytest
 from dispatcher_process import DispatcherProcess
-from pool_parts import RAY_TOKEN, wait_until
+from pool_parts import RAY_TOKEN
 from ray_nodes import Nodes
 from service_parts import RedisServer
 from torchrelay.service.base.settings import ServiceSettings
@@ -24,6 +24,7 @@ from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from torchrelay.workers.pool import ray_environment
+from waiting import wait_until
 
 LEASE_SECONDS = 10
 START_SECONDS = 30

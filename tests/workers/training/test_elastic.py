@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx2
 import pytest
 from pool_parts import RAY_TOKEN
-from service_parts import TOKEN, RedisServer, Running, free_port, wait_until
+from service_parts import TOKEN, RedisServer, Running, free_port
 from test_lost_nodes import Nodes, nodes  # noqa: F401
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.parts.worker_pool import worker_pool
 from training_parts import begun, ended, entries, events, sent_package, shown
+from waiting import wait_until
 
 SCRIPT = """
     import sys, time

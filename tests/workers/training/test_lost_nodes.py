@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from ray_nodes import Nodes
 from torchrelay.compiler.api.training.events import LogLines, RankEnded, RankStarted
 from torchrelay.workers.pool import PoolSettings, WorkerPool, ray_environment, why_no_room
 from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, gone
+from waiting import wait_until
 
 STAYS = """
     import signal
@@ -60,10 +60,8 @@ def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_more_when_a_node_come
     finish = tmp_path / "finish"
     try:
         site.call(site.pool.start())
-        end = time.monotonic() + HANG_SECONDS
-        while why_no_room(site.order("", workers=2, cpus=1.0).spec, site.pool.node_resources()):
-            assert time.monotonic() < end, "the nodes do not come"
-            time.sleep(0.5)
+        needs = site.order("", workers=2, cpus=1.0).spec
+        wait_until(lambda: not why_no_room(needs, site.pool.node_resources()), HANG_SECONDS)
         job = site.begin(MEET + STAYS, workers=2, min_workers=1, cpus=1.0, arguments=[str(finish)])
         job.until_told(world(2))
         (raylet,) = [p for p in second.children(recursive=True) if p.name() == "raylet"]
@@ -108,10 +106,8 @@ def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(
     )
     try:
         site.call(site.pool.start())
-        end = time.monotonic() + HANG_SECONDS
-        while why_no_room(site.order("", workers=1).spec, site.pool.node_resources()):
-            assert time.monotonic() < end, "the node does not come"
-            time.sleep(0.5)
+        needs = site.order("", workers=1).spec
+        wait_until(lambda: not why_no_room(needs, site.pool.node_resources()), HANG_SECONDS)
         job = site.begin("print('ran')", workers=1)
         assert job.end().state == "done"
         job.forget()
@@ -120,10 +116,7 @@ def test_who_tells_elastic_jobs_what_is_free_outlives_the_node_of_the_first_job(
         nodes.add()
         (raylet,) = [p for p in first.children(recursive=True) if p.name() == "raylet"]
         raylet.kill()
-        end = time.monotonic() + HANG_SECONDS
-        while all(node["Alive"] for node in ray.nodes()):
-            assert time.monotonic() < end, "the node is not missed"
-            time.sleep(0.2)
+        wait_until(lambda: not all(node["Alive"] for node in ray.nodes()), HANG_SECONDS)
         subprocess.run(
             [sys.executable, "-c", ASK, nodes.address],
             env={**os.environ, **ray_environment(RAY_TOKEN, nodes.address)},
