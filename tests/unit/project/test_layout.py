@@ -104,10 +104,6 @@ def test_the_gateway_needs_no_torch() -> None:
     assert "torch" not in roots(imported("import torchrelay.service.gateway.app"))
 
 
-def test_the_version_is_the_projects() -> None:
-    assert torchrelay.__version__ == PROJECT["project"]["version"]
-
-
 def test_every_folder_of_code_is_packaged_and_every_package_exists() -> None:
     found = {
         ".".join(("torchrelay", *path.parent.relative_to(ROOT).parts))
@@ -124,14 +120,6 @@ def test_only_the_two_settings_modules_of_the_client_read_the_environment() -> N
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
                 readers.add(path.relative_to(ROOT).as_posix())
     assert readers == {"clients/settings.py", "clients/training/rank_environment.py"}
-
-
-def test_the_back_end_and_the_command_are_registered() -> None:
-    project = PROJECT["project"]
-    assert project["entry-points"]["torch_dynamo_backends"] == {
-        "torchrelay": "torchrelay.clients.backend:torchrelay"
-    }
-    assert project["scripts"] == {"torchrelay": "torchrelay.clients.cli:main"}
 
 
 def test_make_flow_lists_every_step_of_a_compile_in_order_and_imports_nothing() -> None:

@@ -25,23 +25,6 @@ import time
 def test_hang(): time.sleep(1000)
 def test_after_it(): pass
 """
-WHERE = """
-import os
-from pathlib import Path
-def test_where():
-    (Path(__file__).parent / f"{os.environ['PYTEST_XDIST_WORKER']}-ran").touch()
-def test_where_too(): test_where()
-"""
-STALLS = """
-import asyncio, time
-def test_stalls():
-    async def turns():
-        began = time.monotonic()
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        return time.monotonic() - began
-    assert asyncio.run(turns()) > 0.1
-"""
 
 
 def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
@@ -81,25 +64,3 @@ def test_a_test_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     assert status == 1, told
     assert "FAILED tests/unit/test_a.py::test_hang - Failed: Timeout" in told, told
     assert re.fullmatch(r"=+ 1 failed, 1 passed in [0-9.]+s( \([0-9:]+\))? =+", told.splitlines()[-1]), told
-
-
-def test_a_folder_with_one_service_goes_to_one_process_and_any_other_file_to_any(tmp_path: Path) -> None:
-    files = {f"{folder}/test_{name}.py": WHERE for folder in ("e2e", "compile") for name in "abcd"}
-    status, told = run(tmp_path, files)
-    assert status == 0, told
-    ran = {path.parent.name: path.name for path in (tmp_path / "tests").glob("*/*-ran")}
-    assert len(list((tmp_path / "tests").glob("*/*-ran"))) == 2
-    assert ran["e2e"] != ran["compile"]
-
-
-def test_a_file_there_that_starts_its_own_services_goes_to_any(tmp_path: Path) -> None:
-    status, told = run(
-        tmp_path, {"e2e/test_a.py": WHERE, "e2e/test_b.py": WHERE, "e2e/own_service/test_up.py": WHERE}
-    )
-    assert status == 0, told
-    assert len(list((tmp_path / "tests" / "e2e").rglob("*-ran"))) == 2
-
-
-def test_event_loops_stall_where_that_is_asked(tmp_path: Path) -> None:
-    status, told = run(tmp_path, {"unit/test_a.py": STALLS}, "--stall=1")
-    assert status == 0, told
