@@ -192,7 +192,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
     settings: dict[str, Any], redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        configured = ServiceSettings(**{**settings, "lease_seconds": 0.1})
+        configured = ServiceSettings(**settings)
         redis = connect(configured)
         keys, scripts = Keys(configured.redis_prefix), Scripts(redis)
         leases = Leases(keys, scripts, configured)
@@ -200,7 +200,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         old = await queue_and_take(leases, name, b"body", NEEDS)
         assert isinstance(old, Lease)
         assert await queue_and_take(leases, name, b"body", NEEDS) == "wait"
-        await asyncio.sleep(0.2)  # the holder stalls, its lease expires
+        await redis.delete(keys.lease(name))  # as when it expires
         new = await leases.take(name, NEEDS)
         assert new is not None
         assert int(new.fence) > int(old.fence)
@@ -218,8 +218,7 @@ def test_a_late_publish_under_an_old_fence_is_refused(
         assert await leases.progress(old, "inductor", "") is False
         assert (await leases.renew(old))[0] == "lost"
         await redis.delete(keys.lease(name))
-        patient = Leases(keys, scripts, ServiceSettings(**settings))  # a busy machine is not to lose this one
-        renewal, again = await patient.renew(new)
+        renewal, again = await leases.renew(new)
         assert renewal == "retaken"
         assert int(again.fence) > int(new.fence)
         assert await offer(new.token, "stale") == [b"refused"]
@@ -235,11 +234,11 @@ def test_a_takeover_whose_answer_was_lost_has_the_body_the_second_time(
     settings: dict[str, Any], redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        configured = ServiceSettings(**{**settings, "lease_seconds": 0.5})
-        redis = connect(configured)
-        leases = Leases(Keys(configured.redis_prefix), Scripts(redis), configured)
+        configured = ServiceSettings(**settings)
+        redis, keys = connect(configured), Keys(configured.redis_prefix)
+        leases = Leases(keys, Scripts(redis), configured)
         await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
-        await asyncio.sleep(0.6)  # its lease expires
+        await redis.delete(keys.lease("ab" * 32))  # as when it expires
         answers = [
             await leases._acquire("ab" * 32, "me", b"", needs=NEEDS, finish=False, mode="take")
             for _ in range(2)
@@ -258,12 +257,11 @@ def test_a_compile_whose_dispatchers_die_again_and_again_is_given_up(
     gateway = start_gateway(pool)
 
     async def take_and_die(key: str) -> None:
-        short = ServiceSettings(**{**settings, "lease_seconds": 0.1})
-        redis = connect(short)
+        configured = ServiceSettings(**settings)
+        redis, keys = connect(configured), Keys(configured.redis_prefix)
         for _ in range(3):
-            leases = Leases(Keys(short.redis_prefix), Scripts(redis), short)
-            assert await leases.take(key, NEEDS)
-            await asyncio.sleep(0.2)
+            assert await Leases(keys, Scripts(redis), configured).take(key, NEEDS)
+            await redis.delete(keys.lease(key))  # as when it expires
         await redis.aclose()
 
     with gateway.http() as http:
