@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx2
 import msgspec
@@ -68,7 +69,7 @@ def packed(value: object) -> bytes:
     return codec.compress(msgspec.msgpack.encode(value))
 
 
-def plain(**changes: object) -> dict[str, object]:
+def plain(**changes: object) -> dict[str, Any]:
     """A good request with an argument text, as MessagePack holds it; `changes` replace whole fields."""
     return {**decoding.from_msgpack(codec.encode_request(codec.unpack_request(graph()))), **changes}
 

@@ -121,7 +121,7 @@ def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_pat
     cmake = shutil.which("cmake", path=beside)
     assert cmake is not None, "[dev] brings it"
     build = tmp_path / "build"
-    commands = (
+    commands: tuple[list[str | Path], ...] = (
         [cmake, "-S", CPP, "-B", build, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"],
         [cmake, "--build", build],
     )
@@ -133,7 +133,7 @@ def test_a_cpp_program_loads_both_and_finds_eagers_outputs(folder: Path, tmp_pat
 
     def infer(*arguments: object) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [build / "infer", *map(str, arguments)]
+        command: list[str | Path] = [build / "infer", *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
     for model in ("model-cpu-avx2.pt2", "model-cpu.torchscript.pt"):

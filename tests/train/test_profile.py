@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -187,7 +188,7 @@ def train(steps: int, parameters: int = 4) -> None:
 
 def begun(
     tmp_path: Path, first: int, last: int, steps: OptimizerSteps
-) -> tuple[object, list[training_events.JobNote]]:
+) -> tuple[Any, list[training_events.JobNote]]:
     notes: list[training_events.JobNote] = []
     session = start_profiler(
         records.ProfileSpec(first=first, last=last),

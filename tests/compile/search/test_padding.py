@@ -19,7 +19,7 @@ from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.candidates import Candidates
 
 PLACE = records.DeviceEnvironment("a CPU", "avx2", "", "2.13.0", "", "", threads=1)
-CASES = {
+CASES: dict[str, Any] = {
     "mm": [(64, 33), (33, 70)],
     "addmm": [(70,), (64, 33), (33, 70)],
     "bmm": [(3, 64, 33), (3, 33, 70)],

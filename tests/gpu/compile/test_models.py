@@ -74,7 +74,16 @@ def test_gradients_are_those_of_local_compilation(
 def test_a_machine_without_a_compiler_trains_on_a_hit(
     mode: str, service: PrivateService, tmp_path: Path
 ) -> None:
-    flags = ("--model", "gpt2-12x768", "--backend", "torchrelay", "--device", "cuda", "--steps", "2")
+    flags: tuple[str, ...] = (
+        "--model",
+        "gpt2-12x768",
+        "--backend",
+        "torchrelay",
+        "--device",
+        "cuda",
+        "--steps",
+        "2",
+    )
     flags += ("--mode", mode)
     child("train_once.py", *flags, machine=FreshMachine(tmp_path / "first"), service=service)
     teammate = FreshMachine(tmp_path / "teammate", compiler=False)

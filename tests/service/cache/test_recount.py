@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,7 +20,7 @@ KEYS = Keys("torchrelay:")
 RED = KEYS.of("red")
 
 
-def books(server: RedisServer) -> dict[str, object]:
+def books(server: RedisServer) -> dict[str, Any]:
     """All that scripts keep beside the index."""
     with server.client() as redis:
         sums = {name: int(redis.get(name) or 0) for name in (KEYS.total, RED.total, KEYS.inline)}

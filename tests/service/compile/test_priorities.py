@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from torchrelay.service.storage.redis.scripts import Scripts
 class Queue:
     """The queue of the namespace `default`."""
 
-    def __init__(self, url: str, **settings: object) -> None:
+    def __init__(self, url: str, **settings: Any) -> None:
         configured = ServiceSettings(redis_url=url, **settings)
         self.redis = connect(configured)
         self.keys = Keys(configured.redis_prefix)
@@ -47,7 +48,7 @@ Scenario = Callable[[Queue], Awaitable[None]]
 
 @pytest.fixture
 def run(redis_server: RedisServer) -> Callable[..., None]:
-    def run(scenario: Scenario, **settings: object) -> None:
+    def run(scenario: Scenario, **settings: Any) -> None:
         async def main() -> None:
             queue = Queue(redis_server.url, **settings)
             try:

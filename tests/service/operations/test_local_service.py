@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -119,8 +120,13 @@ def test_credentials_are_private_and_replace_an_open_file_whole(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["credentials.json"]
 
 
-_HERE = {"url": "http://127.0.0.1:8642", "token": "t", "public_keys": ["k"], "namespace": "default"}
-_COMPANY = {**_HERE, "url": "https://relay.example.org", "public_keys": ["c"]}
+_HERE: dict[str, Any] = {
+    "url": "http://127.0.0.1:8642",
+    "token": "t",
+    "public_keys": ["k"],
+    "namespace": "default",
+}
+_COMPANY: dict[str, Any] = {**_HERE, "url": "https://relay.example.org", "public_keys": ["c"]}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import httpx2
 import training_parts
 import tune_parts
 import uvicorn
-from service_parts import TOKEN, ArtifactPool, GatewayProcess, client_of, graph
+from service_parts import TOKEN, GatewayProcess, client_of, graph
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training.events import StateChanged
 from torchrelay.service.base.settings import ServiceSettings
@@ -165,7 +165,7 @@ class JobClients:
 def _main(configuration: str, seconds: str, role: str, log: str) -> None:
     settings = ServiceSettings(**decoding.from_json(configuration))
     if role == "dispatcher":
-        pool: ArtifactPool = WorkingPool(float(seconds), Path(log))
+        pool: Any = WorkingPool(float(seconds), Path(log))
         uvicorn.run(create_dispatcher_app(settings, pool), port=settings.port, log_level="warning")
     else:
         create_server(settings, None).run()

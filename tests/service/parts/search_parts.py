@@ -183,7 +183,7 @@ class Site:
     queue: SearchQueue
     tunings: TuningDatabase
     metrics: GatewayMetrics
-    redis: Redis
+    redis: Any
 
     def another(self, namespace: str) -> SearchQueue:
         tunings = TuningDatabase(self.redis, Keys("torchrelay:", namespace), Scripts(self.redis), limit=1000)
@@ -215,10 +215,11 @@ async def site(
     server: RedisServer, pool: SearchPool | None = None, **redis_options: Any
 ) -> AsyncIterator[Site]:
     pool = pool or SearchPool()
-    redis = Redis.from_url(server.url, **redis_options)
+    lanes: Any = pool
+    redis: Any = Redis.from_url(server.url, **redis_options)
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
-    scheduler = SearchScheduler(pool, metrics, TaskSupervisor(lambda task: None))
+    scheduler = SearchScheduler(lanes, metrics, TaskSupervisor(lambda task: None))
     try:
         yield Site(pool, scheduler, scheduler.open("default", tunings), tunings, metrics, redis)
     finally:

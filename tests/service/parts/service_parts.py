@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -309,7 +309,8 @@ class RedisServer:
                 if value != self._configured[name]:
                     client.config_set(name, self._configured[name])
 
-    def client(self) -> redis.Redis:
+    def client(self) -> Any:
+        """redis.Redis, whose answers have types that depend on its settings."""
         name, password = self._user or (None, None)
         return redis.Redis(unix_socket_path=str(self.socket), username=name, password=password)
 
@@ -335,7 +336,7 @@ class Running:
         self.settings = settings
         self.pool = pool
         self.server = create_server(settings, pool)
-        self.app = self.server.config.app
+        self.app: Any = self.server.config.app
         self.port = free_port()
         self.server.config.port = self.port
         self.url = f"http://127.0.0.1:{self.port}"
@@ -390,7 +391,7 @@ class GatewayProcess:
 
 def server_sent_events(
     http: httpx2.Client, path: str, after: str = ""
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+) -> Generator[tuple[str, str, dict[str, Any]], None, None]:
     """(id, name, data) of each."""
     with http.stream("GET", path, headers={"Last-Event-ID": after} if after else {}) as response:
         assert response.status_code == 200, response.read()
@@ -419,7 +420,7 @@ def post(http: httpx2.Client, body: bytes | Iterator[bytes], **query: Any) -> ht
 
 def follow(
     http: httpx2.Client, key: str, after: str = "", *, comments: bool = False
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+) -> Generator[tuple[str, str, dict[str, Any]], None, None]:
     """(id, stage, data) of each server-sent event; on request also comments, as ("", "comment", {}).
 
     A comment comes whenever a stream was silent for a while, so on a busy machine anywhere.
@@ -484,10 +485,8 @@ def lives(http: httpx2.Client) -> bool:
 
 
 def _main(configuration: str, seconds: str, role: str = "", log: str = "") -> None:
-    settings, pool = (
-        ServiceSettings(**decoding.from_json(configuration)),
-        ArtifactPool(float(seconds), log=log),
-    )
+    settings = ServiceSettings(**decoding.from_json(configuration))
+    pool: Any = ArtifactPool(float(seconds), log=log)
     if role == "dispatcher":
         uvicorn.run(create_dispatcher_app(settings, pool), port=settings.port, log_level="warning")
     else:

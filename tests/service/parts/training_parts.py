@@ -44,7 +44,7 @@ PACKAGE = b"a packed working directory"
 
 
 def story(
-    attempt: int, *, first: int = 0, ends: str = "done", steps: int = STEPS, at: float = 1000.0
+    attempt: int, *, first: int = 0, ends: Any = "done", steps: int = STEPS, at: float = 1000.0
 ) -> list[TrainEvent]:
     """What a job's driver tells of `steps` steps of two ranks, which begins at `at`."""
     told: list[TrainEvent] = [StateChanged(state="starting", at=at)]

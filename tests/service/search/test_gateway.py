@@ -26,7 +26,7 @@ class SearchingPool(ArtifactPool):
         super().__init__()
         self.devices = SearchPool()
         self.wanted = list(problems)
-        self.told: list[KnownEntries] = []
+        self.heard: list[KnownEntries] = []
 
     def search_devices(self, *place: Any) -> Any:
         return self.devices.search_devices(*place)
@@ -41,7 +41,7 @@ class SearchingPool(ArtifactPool):
             await asyncio.sleep(0.02)
             question = msgspec.msgpack.encode(SearchRequest(PLACE, self.wanted))
             known = decoding.from_msgpack(await on_query(question), type=KnownEntries)
-            self.told.append(known)
+            self.heard.append(known)
         return await super().compile(request_bytes, **order)
 
 
@@ -58,13 +58,13 @@ def test_a_compiles_problems_are_searched_and_the_next_ones_are_known(start_gate
     running = start_gateway(pool)
     with running.http() as http:
         compiled(http, tuning_graph(1))
-        first, last = pool.told[0], pool.told[-1]
+        first, last = pool.heard[0], pool.heard[-1]
         assert (first.entries, first.open) == ([], 3)
         assert sorted(entry.problem.text() for entry in last.entries) == [of(1).text(), of(2).text()]
         assert last.given_up == [of(3, unfit="nobody can")]
-        pool.told, began = [], len(pool.devices.began)
+        pool.heard, began = [], len(pool.devices.began)
         compiled(http, tuning_graph(2))
-        assert len(pool.told) == 1
+        assert len(pool.heard) == 1
         assert len(pool.devices.began) == began
         assert _sample(http, 'torchrelay_searches_total{outcome="found"}') == 2.0
         assert _sample(http, 'torchrelay_searches_total{outcome="unfit"}') == 1.0

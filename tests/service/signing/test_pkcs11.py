@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from signed import KEY
@@ -63,8 +64,13 @@ def token(device: Path, request: pytest.FixtureRequest) -> str:
     return label
 
 
-def settings(folder: Path, token: str, **changes: object) -> ServiceSettings:
-    given = {"state_dir": folder, "pkcs11_module": MODULE, "pkcs11_token": token, "pkcs11_pin": PIN}
+def settings(folder: Path, token: str, **changes: Any) -> ServiceSettings:
+    given: dict[str, Any] = {
+        "state_dir": folder,
+        "pkcs11_module": MODULE,
+        "pkcs11_token": token,
+        "pkcs11_pin": PIN,
+    }
     return ServiceSettings(**{**given, **changes})
 
 

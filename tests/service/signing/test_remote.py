@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -432,10 +433,10 @@ def test_keys_that_another_user_left_are_not_believed(tmp_path: Path) -> None:
 def test_the_settings_say_where_the_keys_are(signer: SignerProcess, tmp_path: Path) -> None:
     here = open_keyring(ServiceSettings(state_dir=tmp_path / "here"))
     assert isinstance(here, Keyring)
-    given = {"state_dir": tmp_path / "there", "signer_url": signer.url}
+    given: dict[str, Any] = {"state_dir": tmp_path / "there", "signer_url": signer.url}
     for token in ("signer_token", "signer_admin_token"):
         value = SecretStr(SIGN_TOKEN if token == "signer_token" else ADMIN_TOKEN)
-        there = open_keyring(ServiceSettings(**given, **{token: value}))
+        there = open_keyring(ServiceSettings(**{**given, token: value}))
         assert isinstance(there, RemoteKeyring)
         assert there.ring == Keyring(signer.keys, {}).ring
         there.close()
@@ -453,7 +454,7 @@ def test_the_settings_say_where_the_keys_are(signer: SignerProcess, tmp_path: Pa
         ({"signer_url": "https://127.0.0.1:1", "signer_ca_file": "/nothing"}, "cannot be read"),
     ],
 )
-def test_settings_that_do_not_fit_a_signer_are_told(changes: dict[str, str], told: str) -> None:
-    given = {"signer_url": "http://127.0.0.1:1", "signer_token": SIGN_TOKEN, **changes}
+def test_settings_that_do_not_fit_a_signer_are_told(changes: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {"signer_url": "http://127.0.0.1:1", "signer_token": SIGN_TOKEN, **changes}
     with pytest.raises(SettingsError, match=told):
         open_keyring(ServiceSettings(**given))

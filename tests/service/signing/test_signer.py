@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ GROWTH_BYTES = 64 << 20
 def start_signer(tmp_path: Path) -> Iterator[StartSigner]:
     started: list[SignerProcess] = []
 
-    def start(name: str = "signer", **options: object) -> SignerProcess:
+    def start(name: str = "signer", **options: Any) -> SignerProcess:
         (tmp_path / name).mkdir()
         started.append(SignerProcess(tmp_path / name, **options))
         return started[-1].start()

@@ -45,7 +45,18 @@ def entry(
     keys: Keys = KEYS, key: str = KEY, place: str = "redis", used: int = 1000
 ) -> list[tuple[Argument, ...]]:
     """An entry of the index, while a count is in progress."""
-    index = ["digest", DIGEST, "size", 100, "place", place, "namespace", keys.namespace, "seconds", "1.5"]
+    index: list[Argument] = [
+        "digest",
+        DIGEST,
+        "size",
+        100,
+        "place",
+        place,
+        "namespace",
+        keys.namespace,
+        "seconds",
+        "1.5",
+    ]
     return [
         ("HSET", keys.index(key), *index, "created", 1000, "counted", "c1"),
         ("ZADD", keys.lru, used, key),
@@ -277,8 +288,8 @@ def of_job(
 def create(kind: str, *event: Argument, most: int = 2, most_open: int = 10) -> Call:
     jobs = TRAINING if kind == "train" else TUNING
     keys = [jobs.all, jobs.open, jobs.job("new"), KEYS.audit, KEYS.open_jobs]
-    fields = ["", "state", "waiting", "", "events", 0, ":items", 0, "{}"]
-    args = ["new", kind, KEYS.wake, 3000, most, most_open, 1000, *event, 100, *fields]
+    fields: list[Argument] = ["", "state", "waiting", "", "events", 0, ":items", 0, "{}"]
+    args: list[Argument] = ["new", kind, KEYS.wake, 3000, most, most_open, 1000, *event, 100, *fields]
     return of_job("create_job", keys, args, "state", "running", training=kind == "train")
 
 
@@ -286,20 +297,42 @@ def change(kind: str, transition: str, state: str, owner: str = "", most_open: i
     jobs = TRAINING if kind == "train" else TUNING
     keys = [jobs.all, jobs.open, jobs.job("j"), KEYS.open_jobs]
     event, fields = ["state", "{}"], ["detail", "x", "wish", ""]
-    args = ["j", kind, KEYS.wake, transition, owner, "waiting", *event, most_open, 10, *fields]
+    args: list[Argument] = [
+        "j",
+        kind,
+        KEYS.wake,
+        transition,
+        owner,
+        "waiting",
+        *event,
+        most_open,
+        10,
+        *fields,
+    ]
     return of_job("change_job", keys, args, "state", state, training=kind == "train")
 
 
 def hold_job(kind: str, ms: int, owner: str, *fields: Argument) -> Call:
     jobs = TRAINING if kind == "train" else TUNING
     keys = [jobs.job("j"), jobs.part("j", "lease"), KEYS.fence, KEYS.open_jobs]
-    args = ["j", kind, KEYS.wake, owner, ms, ""]
+    args: list[Argument] = ["j", kind, KEYS.wake, owner, ms, ""]
     return of_job("hold_job", keys, args, *fields, training=kind == "train")
 
 
 def tuning_item(state: str, *fields: Argument) -> Call:
     keys = [TUNING.job("j"), *(TUNING.part("j", part) for part in ("lease", "progress", "results", "events"))]
-    args = ["j", "me:1", 1, f'{{"state":"{state}"}}', state, "results", "1.500", 3, KEYS.wake, 10]
+    args: list[Argument] = [
+        "j",
+        "me:1",
+        1,
+        f'{{"state":"{state}"}}',
+        state,
+        "results",
+        "1.500",
+        3,
+        KEYS.wake,
+        10,
+    ]
     return of_job("record_tuning_item", keys, args, "state", "running", *fields, training=False)
 
 

@@ -248,7 +248,7 @@ def encrypted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Encryp
     with contextlib.ExitStack() as started:
 
         def start(certificate: Certificate) -> int:
-            options = {}
+            options: dict[str, Any] = {}
             if request.param == "native":
                 options = {
                     "tls_port": str(port := free_port()),

@@ -58,7 +58,7 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def built(kind: str, *, width: int = WIDTH, checkpoint: bool = False, blocks: bool = False) -> nn.Module:
+def built(kind: str, *, width: int = WIDTH, checkpoint: bool = False, blocks: bool = False) -> Any:
     net = Net(width, checkpoint).to(device())
     if kind.startswith("ddp"):
         ddp = DistributedDataParallel(net, bucket_cap_mb=1.0)

@@ -26,7 +26,7 @@ from torchrelay.compiler.api import compiles
 from torchrelay.compiler.request import codec, schema
 
 KEY = base64.b64encode(bytes(range(32))).decode()
-STATS = {"requests": 5, "hits": 3, "misses": 1, "compiles": 1, "coalesced": 1, "failures": 0}
+STATS: dict[str, Any] = {"requests": 5, "hits": 3, "misses": 1, "compiles": 1, "coalesced": 1, "failures": 0}
 STATS |= {"seconds_saved": 1234.5, "fallbacks": {"no_worker": 2}}
 
 

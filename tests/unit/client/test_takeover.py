@@ -184,7 +184,7 @@ def test_where_no_thread_can_start_it_is_received_at_once(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("value", ["yes", 1, []])
-def test_the_option_must_be_true_or_false(value: object) -> None:
+def test_the_option_must_be_true_or_false(value: Any) -> None:
     text = rf"Unexpected type of attr torchrelay\.background, got {type(value).__name__} should be bool"
     options = {"torchrelay.background": value}
     with pytest.raises(RuntimeError, match=text):

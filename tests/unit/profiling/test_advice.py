@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto import ADD, ALL_REDUCE, GEMM, SGEMM, Trace
@@ -22,14 +23,14 @@ def busy(took: float = 1000) -> Trace:
     return built
 
 
-def summary(built: Trace, tmp_path: Path, rank: int = 0, **facts: object) -> ProfileSummary:
+def summary(built: Trace, tmp_path: Path, rank: int = 0, **facts: Any) -> ProfileSummary:
     given = {"world_size": 2, "first": 0, "device": "cuda", "capability": [9, 0], **facts}
     return summarize(
         kineto_trace.read_trace(built.write(tmp_path / "t.json")), ProfileContext(rank=rank, **given)
-    )  # type: ignore[arg-type]
+    )
 
 
-def said(built: Trace, tmp_path: Path, **facts: object) -> dict[str, Advice]:
+def said(built: Trace, tmp_path: Path, **facts: Any) -> dict[str, Advice]:
     return {each.rule: each for each in advice([summary(built, tmp_path, **facts)])}
 
 

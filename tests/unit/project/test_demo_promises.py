@@ -12,7 +12,12 @@ from torchrelay.examples.demo.runs import FIRST, LOCAL, STAGES, TEAMMATE, Run, c
 
 def runs(**changes: Any) -> tuple[Run, Run, Run]:
     """A good demo; `changes` go to the teammate."""
-    common = {"example": "e", "first_step": 1.0, "from_process_start": 2.0, "step_milliseconds": 1.0}
+    common: dict[str, Any] = {
+        "example": "e",
+        "first_step": 1.0,
+        "from_process_start": 2.0,
+        "step_milliseconds": 1.0,
+    }
     losses = (2.0, 1.0)
     local = Run(who=LOCAL, losses=losses, **common)
     first = Run(who=FIRST, **common, losses=losses, misses=2)

@@ -9,6 +9,7 @@ import re
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -20,7 +21,7 @@ from torchrelay.service.storage.private_files import write_private
 
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_an_exceptions_text_forges_no_entry_and_controls_no_terminal(
-    form: str, monkeypatch: pytest.MonkeyPatch
+    form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
@@ -39,7 +40,7 @@ def test_an_exceptions_text_forges_no_entry_and_controls_no_terminal(
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_a_line_is_one_write(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_one_write(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several processes share standard error, which PYTHONUNBUFFERED makes write what it is given at once."""
     written: list[str] = []
     told = io.StringIO()
@@ -57,7 +58,7 @@ def test_a_line_is_one_write(form: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_a_flood_is_dropped_and_counted_whoever_logs_it(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_dropped_and_counted_whoever_logs_it(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     before, last = structlog.get_config(), logging.lastResort

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torchrelay.compiler import decoding
@@ -36,7 +37,7 @@ NODE = {
 }
 
 
-def order(**spec: object) -> TrainOrder:
+def order(**spec: Any) -> TrainOrder:
     given = {"name": "n", "script": "s.py", **spec}
     return TrainOrder(
         job="0" * 16,

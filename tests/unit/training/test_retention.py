@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from torchrelay.compiler.api.training.jobs import TrainJob, TrainSpec
 from torchrelay.service.jobs.training.retention import remove_old, resumable
@@ -22,7 +23,7 @@ def folder(parent: Path, number: int, *, days: float, size: int = 10) -> Path:
     return made
 
 
-def job(number: int, state: str = "failed", **fields: object) -> TrainJob:
+def job(number: int, state: Any = "failed", **fields: Any) -> TrainJob:
     spec = TrainSpec(name="a job", script="train.py", **fields)
     return TrainJob(id=f"{number:016x}", spec=spec, state=state, by="ada", created=1.0)
 

@@ -72,7 +72,8 @@ class Read(html.parser.HTMLParser):
         if tag != "meta":
             self.open.append(tag)
 
-    handle_startendtag = lambda self, tag, attributes: self.tags.append(tag)  # noqa: E731
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag

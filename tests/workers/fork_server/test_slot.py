@@ -210,9 +210,9 @@ def test_the_engines_own_error_keeps_its_code_message_and_hint(tmp_path):
             with pytest.raises(VerifyFailed) as caught:
                 await run(slot, "refuse")
             assert (caught.value.message, caught.value.advice) == ("outputs differ by 3.0", "do this")
-            with pytest.raises(CompileFailed) as caught:
+            with pytest.raises(CompileFailed) as blundered:
                 await run(slot, "blunder")
-            assert caught.value.message == "ZeroDivisionError: one line"
+            assert blundered.value.message == "ZeroDivisionError: one line"
             await still_works(slot)
 
     asyncio.run(scenario())

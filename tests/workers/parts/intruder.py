@@ -170,7 +170,7 @@ def read_the_shadow_file(facts):
 
 
 def read_other_processes_environment(facts):
-    refusal = FileNotFoundError("no such text")
+    refusal: OSError = FileNotFoundError("no such text")
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if facts["secret"].encode() in path.read_bytes():

@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import intruder
 import msgspec
@@ -274,7 +275,7 @@ def test_what_a_crash_left_is_removed_by_the_next_slot_and_what_is_in_use_stays(
 # --- what CUDA needs, and no more --------------------------------------------------------------------------
 
 
-def _in_a_gpu_sandbox(form: str, folder: Path, attempts: dict[str, Callable[[], object]]) -> dict[str, str]:
+def _in_a_gpu_sandbox(form: Any, folder: Path, attempts: dict[str, Callable[[], object]]) -> dict[str, str]:
     """What came of each attempt in a job of a slot with a GPU ('' if nothing was refused)."""
     view = msgspec.structs.replace(visible_paths.visible_paths_of("cpu", os.environ), gpu=True)
     (folder / "tmp").mkdir()

@@ -42,6 +42,9 @@ CPU = schema.Target(kind="cpu", name="", capability="", units=0, cpu=["other"])
 
 
 class Service(EmbeddedPool):
+    strangers: set[psutil.Process]
+    """Processes that were there before it."""
+
     def compile(self, do, seconds=20.0, toolchain=TOOLCHAIN, target=CPU, events=None, on_query=None, **order):
         """A concurrent future of the artifact, begun once a worker is idle."""
         return self.submit(

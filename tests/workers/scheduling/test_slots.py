@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torchrelay.compiler.errors import NoWorker
@@ -16,7 +17,8 @@ GPU = schema.Target(kind="cuda", name="NVIDIA H200", capability="9.0", units=132
 
 
 def warm(slots: Slots, index: int) -> Slot:
-    slot = Slot(SimpleNamespace(id="node", host="host"), SlotPlace("node", "cpu", index))
+    node: Any = SimpleNamespace(id="node", host="host")
+    slot = Slot(node, SlotPlace("node", "cpu", index))
     slot.ready = ForkServerReady(pid=1, toolchain=TOOLCHAIN, target=CPU, jobs_dir="")
     slot.state = "idle"
     slots.all[slot.position] = slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -109,7 +110,7 @@ def test_ranks_of_an_elastic_job_wait_for_no_compile_in_whatever_number(nodes: N
         redis.close()
 
 
-def _begins(http: httpx2.Client, spec: dict[str, object]) -> bool:
+def _begins(http: httpx2.Client, spec: dict[str, Any]) -> bool:
     """Both nodes are known."""
     try:
         begun(http, **spec)
