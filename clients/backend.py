@@ -15,7 +15,9 @@ import logging
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -29,23 +31,24 @@ from ..compiler.errors import (
     SpecializeInputs,
     Unsupported,
 )
+from ..compiler.graph.capture import CapturedGraph, capture
+from ..compiler.graph.configuration import DYNAMO_OPTIONS, portable_mode, split_options
 from ..compiler.request import codec
 from ..compiler.request import key as keys
-from ..compiler.torch_internals import compatibility, counters
+from ..compiler.torch_internals import compatibility
 from ..compiler.torch_internals.dynamo import backend_interface, tracing
 from ..compiler.torch_internals.dynamo.programs import frames, recording
 from ..compiler.torch_internals.inductor import compile_fx, config
 from .artifacts import load
-from .artifacts.background import ArtifactSource, ChangingGraph, PendingArtifact
+from .artifacts.background import BackgroundSource, ChangingGraph, PendingArtifact
 from .artifacts.prefetch import Prefetch, prefetch_with, start_early
 from .artifacts.programs.process_programs import ProcessPrograms
 from .artifacts.programs.store import ProgramStore
-from .artifacts.source import ArtifactRequest, LoadedArtifact
-from .capture.configuration import DYNAMO_OPTIONS, portable_mode, split_options
-from .capture.locked_tunings import LockedTunings
-from .capture.patch_compile import replace_inductor, restore_inductor
-from .capture.prepare import PreparedGraph, prepare
+from .artifacts.ranks.job_source import JobSource
+from .artifacts.source import ArtifactRequest, LoadedArtifact, LocalSource
 from .gateway.compile_client import GatewayClient
+from .jobfiles.tuning_lock import LockedTunings
+from .patch_compile import replace_inductor, restore_inductor
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
 from .settings import (
     ClientSettings,
@@ -54,8 +57,6 @@ from .settings import (
     load_launcher_info,
     load_settings,
     requires_artifacts,
-    wants_programs,
-    wants_trace,
 )
 
 M = TypeVar("M")
@@ -87,7 +88,7 @@ def torchrelay(
         except Exception as error:
             if _is_meant_for_the_caller(error):
                 raise
-            known = error if isinstance(error, RelayError) else _unexpected(error)
+            known = _known(error)
             if _requires_artifacts():
                 with contextlib.suppress(Exception):  # the report may be what failed
                     process_report().raised(known, nodes=len(gm.graph.nodes))
@@ -118,12 +119,15 @@ def _from_service(
     start = time.perf_counter()
     try:
         return relay.compile(gm, example_inputs, mode, options, background=background), None
-    except RelayError as error:
+    except Exception as error:
+        if _is_meant_for_the_caller(error):
+            raise
+        known = _known(error)
         seconds, nodes = time.perf_counter() - start, len(gm.graph.nodes)
         if relay.settings.mode == "require":
-            relay.report.raised(error, seconds=seconds, nodes=nodes)
-            raise backend_interface.user_error(error) from None
-        return None, relay.fell_back(error, seconds=seconds, nodes=nodes)
+            relay.report.raised(known, seconds=seconds, nodes=nodes)
+            raise backend_interface.user_error(known) from None
+        return None, relay.fell_back(known, seconds=seconds, nodes=nodes)
 
 
 def _is_meant_for_the_caller(error: Exception) -> bool:
@@ -152,8 +156,11 @@ def _reported(error: RelayError, nodes: int) -> GraphRecord:
         return GraphRecord(key="", outcome="fallback", seconds=0.0, nodes=nodes, reason=error.code)
 
 
-def _unexpected(error: Exception) -> ClientError:
-    """The typed error for a defect here, or for a PyTorch that this was not made for; the log gets its traceback."""
+def _known(error: Exception) -> RelayError:
+    """The error itself; or the typed one for a defect here, or for a PyTorch that this was not made for. The log gets
+    the traceback of such an error."""
+    if isinstance(error, RelayError):
+        return error
     _log.error("torchrelay: unexpected %s", type(error).__name__, exc_info=error)
     return ClientError(
         f"unexpected {type(error).__name__}: {error}", hint="Please report this with the traceback in the log"
@@ -175,7 +182,7 @@ def _compile_outside_dynamo(
     *,
     symbolic: bool = False,
 ) -> Callable[..., Any]:
-    """In a call of the graph: as `_compiled_or_eager`, for the sizes of its inputs; symbolic: for any."""
+    """What `_compiled_or_eager` makes in a call of the graph, for the sizes of its inputs; symbolic: for any."""
     if symbolic:
 
         def inductor(traced: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -227,8 +234,14 @@ class RelayBackend:
         self.settings = settings
         self.report = report
         self._gateway = GatewayClient(settings)
-        self._lock = LockedTunings.of(settings)
-        self.source = ArtifactSource(settings, report, self._gateway, prefetch, launch)
+        lock = settings.tuning_lock
+        strict = settings.tuning_lock_mode == "strict"
+        self._lock = None if lock is None else LockedTunings(lock, strict=strict)
+        self.source = JobSource(LocalSource(settings, report, self._gateway, prefetch), launch)
+
+    @functools.cached_property
+    def _background(self) -> BackgroundSource:
+        return BackgroundSource(self.source)
 
     def compile(
         self,
@@ -240,55 +253,50 @@ class RelayBackend:
         background: bool | None = None,
     ) -> Callable[..., Any]:
         """Capture, fetch, verify, load. background: run a graph that is still to be compiled eagerly meanwhile; None:
-        as the settings say. Raises RelayError, of whatever kind the failure was."""
+        as the settings say. Raises RelayError; anything else for a defect here, or a PyTorch it was not made for."""
         if background is None:
             background = self.settings.background
-        obtain = self.source.obtain_or_begin if background else self.source.obtain
+        source = self._background if background else self.source
+        check_platform()
+        compatibility.check("capture")
+        self.report.add_trace_seconds(tracing.trace_seconds())
+        start = time.perf_counter()
+        with self.report.timed("encode"):
+            sent_mode, sent_options = portable_mode(mode, options)
+            captured = capture(gm, example_inputs, mode=sent_mode, options=sent_options)
+            if self._lock is not None:
+                pinned = self._lock.pin(captured.request)
+                captured = msgspec.structs.replace(captured, request=pinned)
+            canonical = codec.encode_request(captured.request)
+        with self.report.timed("key"):
+            key = keys.key_of(captured.request, canonical)
         try:
-            check_platform()
-            compatibility.check("capture")
-            self.report.add_trace_seconds(counters.trace_seconds())
-            start = time.perf_counter()
-            with self.report.timed("encode"):
-                sent_mode, sent_options = portable_mode(mode, options)
-                prepared = prepare(gm, example_inputs, mode=sent_mode, options=sent_options, lock=self._lock)
-                captured = prepared.captured
-                canonical = codec.encode_request(captured.request)
-            with self.report.timed("key"):
-                key = keys.key_of(captured.request, canonical)
-            try:
-                found = obtain(ArtifactRequest(captured, canonical, key, prepared.local.inputs))
-            except SpecializeInputs as error:
-                names = [captured.floats[p] for p in error.positions if p in captured.floats]
-                raise (
-                    backend_interface.restart_analysis(names)
-                    or Unsupported(f"the service asks in vain for constants: {error.message}")
-                ) from None
-            except RelayError as error:
-                error.key = key
-                raise
-        except RelayError:
+            artifact = source.obtain(ArtifactRequest(captured, canonical, key))
+        except SpecializeInputs as error:
+            names = [captured.floats[p] for p in error.positions if p in captured.floats]
+            raise (
+                backend_interface.restart_analysis(names)
+                or Unsupported(f"the service asks in vain for constants: {error.message}")
+            ) from None
+        except RelayError as error:
+            error.key = key
             raise
-        except Exception as error:  # a defect here, or a PyTorch it was not made for: training must go on
-            if backend_interface.symbols_to_specialize(error) is not None:
-                raise
-            raise _unexpected(error) from error
-        if isinstance(found, PendingArtifact):
-            bound = prepared.without_inputs()
+        if isinstance(artifact, PendingArtifact):
+            bound = captured.without_inputs()
 
             def compile_locally(inputs: Sequence[Any], fallback: GraphRecord) -> Callable[..., Any]:
                 return _compile_outside_dynamo(gm, inputs, mode, options, fallback)
 
-            return _BackgroundGraph(self, gm, found, bound, key, compile_locally).call
-        if prepared.is_plain and found.key == key:
-            artifact = found.digest if captured.symints else ""
-            recording.note_graph(found.compiled, key, canonical, artifact, captured.device_index)
-        self.report.record(found.outcome, key=found.key, began=start, nodes=len(gm.graph.nodes))
+            return _BackgroundGraph(self, gm, artifact, bound, key, compile_locally).call
+        if captured.is_plain and artifact.key == key:
+            digest = artifact.digest if captured.symints else ""
+            recording.note_graph(artifact.compiled, key, canonical, digest, captured.device_index)
+        self.report.record(artifact.outcome, key=artifact.key, began=start, nodes=len(gm.graph.nodes))
         symbolic = bool(captured.request.symbols)
         return self.bound(
             gm,
-            prepared,
-            found,
+            captured,
+            artifact,
             lambda inputs, fallback: _compile_outside_dynamo(
                 gm, inputs, mode, options, fallback, symbolic=symbolic
             ),
@@ -297,26 +305,26 @@ class RelayBackend:
     def bound(
         self,
         gm: torch.fx.GraphModule,
-        prepared: PreparedGraph,
-        found: LoadedArtifact,
+        captured: CapturedGraph,
+        artifact: LoadedArtifact,
         compile_locally: Callable[[Sequence[Any], GraphRecord], Callable[..., Any]],
     ) -> Callable[..., Any]:
         """What runs as `gm`. Its first call is compared with eager, if a setting says so; an artifact that differs is
         not used, and `compile_locally` of the inputs is."""
-        compiled = prepared.bind(found.compiled)
+        compiled = captured.bind(artifact.compiled)
         if not self.settings.check or secrets.randbelow(self.settings.check):
             return compiled
         from .artifacts.first_call_check import CheckedGraph
 
         def refuse(error: RelayError, inputs: Sequence[Any]) -> Callable[..., Any]:
-            self.source.disk.remove(found.key)
+            self.source.local.disk.remove(artifact.key)
             nodes = len(gm.graph.nodes)
             if self.settings.mode == "require":
                 self.report.raised(error, nodes=nodes)
                 raise error
             return compile_locally(inputs, self.fell_back(error, seconds=0.0, nodes=nodes))
 
-        return CheckedGraph(gm, compiled, found.key, self.report, refuse).call
+        return CheckedGraph(gm, compiled, artifact.key, self.report, refuse).call
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> GraphRecord:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
@@ -346,7 +354,7 @@ class _BackgroundGraph:
         relay: RelayBackend,
         gm: torch.fx.GraphModule,
         pending: PendingArtifact,
-        prepared: PreparedGraph,
+        captured: CapturedGraph,
         key: str,
         compile_locally: Callable[[Sequence[Any], GraphRecord], Callable[..., Any]],
     ) -> None:
@@ -354,7 +362,7 @@ class _BackgroundGraph:
         self._relay = relay
         self._gm = gm
         self._pending = pending
-        self._prepared = prepared
+        self._captured = captured
         self._compile_locally = compile_locally
         self._start = time.perf_counter()
         nodes = len(gm.graph.nodes)
@@ -366,13 +374,13 @@ class _BackgroundGraph:
 
     def _take_over(self, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            found = self._pending.load()
+            artifact = self._pending.load()
         except Exception as failure:
-            error = failure if isinstance(failure, RelayError) else _unexpected(failure)
+            error = _known(failure)
             error.key = self._record.key
             return self._without(error, calls, inputs)
-        self._end(found.outcome, calls)
-        return self._relay.bound(self._gm, self._prepared, found, self._compile_locally)
+        self._end(artifact.outcome, calls)
+        return self._relay.bound(self._gm, self._captured, artifact, self._compile_locally)
 
     def _without(self, error: RelayError, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs from now on, since the artifact cannot be had. Says so once. Raises `error` in mode `require`."""
@@ -466,23 +474,26 @@ def disable() -> None:
 def _begin() -> None:
     """What comes before the first graph. The first torch.compile that names this back end imports this module, before
     its function is traced. Never raises."""
-    if wants_trace():
-        process_report().begin_trace()
-    start_early()
-    _start_programs()
-
-
-def _start_programs() -> None:
-    """Start functions without tracing, if a setting says so."""
-    if not wants_programs():
-        return
     try:
-        settings = load_settings()
-        if settings.programs == "off" or settings.state_dir is None:
-            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first graph repeats them
+            settings = load_settings()
+    except Exception:  # the first graph reports settings that cannot be read
+        return
+    if settings.trace is not None:
+        process_report().begin_trace()
+    start_early(settings)
+    if settings.programs != "off" and settings.state_dir is not None:
+        _start_programs(settings, settings.state_dir)
+
+
+def _start_programs(settings: ClientSettings, state_dir: Path) -> None:
+    """Start functions without tracing."""
+    try:
+        check_platform()
         load.preload()
         compatibility.check("programs")
-        store = ProgramStore(settings.cache_dir, settings.state_dir)
+        store = ProgramStore(settings.cache_dir, state_dir)
         shares = settings.programs == "team" and settings.mode != "off"
         programs = ProcessPrograms(
             torchrelay,
@@ -492,7 +503,7 @@ def _start_programs() -> None:
             check_one_in=1 if settings.check == 1 else settings.programs_check,
         )
         frames.install(programs)
-    except Exception as error:  # settings that cannot be read are reported by the first graph
+    except Exception as error:
         process_report().traced("every function", str(error))
 
 

@@ -39,7 +39,7 @@ ProgramsFrom = Literal["off", "own", "team"]
 CREDENTIALS_FILE = "credentials.json"
 CONFIG_FILE = "config.json"
 PROFILES_FOLDER = "credentials"
-"""As service/local/state_folder.py says."""
+"""service/local/state_folder.py names the same folder."""
 _RAW_KEY_BYTES = 32
 _NAMESPACE_LENGTH = 128
 _PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -173,7 +173,7 @@ def config_dir() -> Path:
 
 
 def credentials_path(profile: str = "") -> Path:
-    """Of a profile, or credentials.json. Raises SettingsError."""
+    """The file of a profile, or credentials.json. Raises SettingsError."""
     if not profile:
         return config_dir() / CREDENTIALS_FILE
     return config_dir() / PROFILES_FOLDER / f"{_parse('profile', profile, 'the profile')}.json"
@@ -263,35 +263,6 @@ def check_platform() -> None:
             f"the service compiles for Linux, and this is {sys.platform}",
             hint="Graphs compile locally here; TORCHRELAY_MODE=off says nothing of it",
         )
-
-
-def wants_prefetch() -> bool:
-    """Whether there may be a gateway to prefetch from. Cheap, and never raises."""
-    found = os.environ.get
-    if sys.platform != "linux" or found("TORCHRELAY_PREFETCH") in _FALSE or found("TORCHRELAY_MODE") == "off":
-        return False
-    try:
-        return bool(found("TORCHRELAY_URL") or found("TORCHRELAY_PROFILE")) or any(
-            (config_dir() / name).exists() for name in (CREDENTIALS_FILE, CONFIG_FILE)
-        )
-    except (SettingsError, OSError):
-        return False
-
-
-def wants_programs() -> bool:
-    """Whether the settings may ask for programs. Cheap, and never raises."""
-    asked = os.environ.get("TORCHRELAY_PROGRAMS", "").strip().lower()
-    if sys.platform != "linux" or asked in _FALSE:
-        return False
-    try:
-        return bool(asked) or (config_dir() / CONFIG_FILE).exists()
-    except (SettingsError, OSError):
-        return False
-
-
-def wants_trace() -> bool:
-    """Whether the environment asks for a trace. Never raises."""
-    return bool(os.environ.get("TORCHRELAY_TRACE", "").strip())
 
 
 def requires_artifacts() -> bool:
@@ -444,7 +415,10 @@ def _parse(name: str, value: Any, origin: str) -> Any:
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     known = {f"{_PREFIX}{name.upper()}" for name in _PARSERS} | _OF_OTHERS
-    others = (name for name in environ if not name.upper().startswith(f"{_PREFIX}SERVICE_"))
+    ours = {name for name in environ if name.upper().startswith(_PREFIX)}
+    others = {name for name in ours - known if not name.upper().startswith(f"{_PREFIX}SERVICE_")}
+    if not others:
+        return
     for name, nearest in unknown_variables(others, _PREFIX, known):
         hint = f"; did you mean {nearest}?" if nearest else ""
         warnings.warn(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 PACKAGES = ("clients", "compiler", "service", "workers")
 STEPS = (
-    (1, "capture", "clients/capture/request.py"),
+    (1, "capture", "compiler/graph/capture.py"),
     (2, "request", "compiler/graph/encode.py"),
     (3, "key", "compiler/request/key.py"),
     (4, "send", "clients/gateway/compile_client.py"),

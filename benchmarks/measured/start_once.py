@@ -20,9 +20,9 @@ from tiny_architectures import FAMILIES, build_family
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.artifact.programs.records import FrameProgram
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.graph.decode import decode_graph
 from torchrelay.compiler.request import codec, key, schema
 from torchrelay.compiler.torch_internals.dynamo.programs import frames, recording
@@ -70,13 +70,13 @@ def graph_of(request: schema.GraphRequest) -> Callable[..., Any]:
 def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """The back end: a graph as its request describes it, noted as the client notes it."""
     try:
-        prepared = prepare(gm, inputs, mode="default", options={})
+        captured = capture(gm, inputs, mode="default", options={})
     except RelayError as error:
         programs.reasons.append(("a graph", str(error)))
         return gm.forward
-    if not prepared.is_plain:
+    if not captured.is_plain:
         return gm.forward
-    request = prepared.captured.request
+    request = captured.request
     canonical = codec.encode_request(request)
     compiled = graph_of(request)
     recording.note_graph(compiled, key.key_of(request, canonical), canonical)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,13 +12,9 @@ from typing import Any
 import torch
 
 from ...compiler.errors import JobUnreachable, RelayError
+from ...compiler.graph.capture import CapturedGraph
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.torch_internals.dynamo import tracing
-from ..capture.request import CapturedGraph
-from ..gateway.compile_client import GatewayClient
-from ..reports.run_report import RunReport
-from ..settings import ClientSettings, LauncherInfo
-from .prefetch import Prefetch
 from .ranks.agreement import CommonCall, StoreAgreement
 from .ranks.job_source import JobSource
 from .shared_libraries import store_libraries
@@ -84,36 +79,23 @@ class PendingArtifact:
         self._ended.set()
 
 
-class ArtifactSource(JobSource):
-    """The sources of artifacts of one process, of which the gateway may answer later."""
+class BackgroundSource:
+    """Where a process obtains artifacts of which the gateway's may come later."""
 
-    def __init__(
-        self,
-        settings: ClientSettings,
-        report: RunReport,
-        gateway: GatewayClient,
-        prefetch: Prefetch | None,
-        launch: LauncherInfo | None,
-    ) -> None:
-        super().__init__(settings, report, gateway, prefetch, launch)
+    def __init__(self, source: JobSource) -> None:
+        self._job_source = source
+        self._local = source.local
         self._received: set[str] = set()
         """Keys whose artifacts threads receive for a job now."""
 
-    def obtain_or_begin(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
-        """As `obtain`, but a compile that the service has yet to finish is not waited for, unless the program needs
-        the wait (`_why_wait`). Raises as `obtain` does."""
-        job = self.job()
+    def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
+        """As JobSource.obtain, but a compile that the service has yet to finish is not waited for, unless the program
+        needs the wait (`_why_wait`). Raises as that does."""
+        job = self._job_source.job()
         if reason := self._why_wait(wanted.captured, job):
             _log.info("torchrelay: a miss of %s is waited for: %s", wanted.key[:12], reason)
-            return self.obtain_with(wanted, job)
+            return self._job_source.obtain_with(wanted, job)
         return self._begin_here(wanted) if job is None else self._begin_for_job(job, wanted)
-
-    def may_begin_eagerly(self, background: bool | None) -> bool:
-        """Whether this process is one of several that agree on the call from which on they run a graph compiled: each
-        must get it by `obtain_or_begin`. background: as in RelayBackend.compile."""
-        wanted = self._settings.background if background is None else background
-        several = self._launch is not None and self._launch.world_size > 1
-        return wanted and (several or self.left_job is not None or self.job() is not None)
 
     def _why_wait(self, captured: CapturedGraph, job: StoreAgreement | None) -> str:
         """Why a graph cannot run eagerly first; '' if it can. docs/decisions/0034 tells more."""
@@ -125,21 +107,20 @@ class ArtifactSource(JobSource):
             return "it runs as a CUDA graph"
         if tracing.saves_through_hooks():
             return "it is called where autograd saves tensors through hooks, as torch.utils.checkpoint does"
-        several = self._launch is not None and self._launch.world_size > 1
-        if job is None and (several or self.left_job is not None):
+        if job is None and self._job_source.is_one_of_several:
             return "the processes of its job share no store, in which they could agree when to change"
         return ""
 
     def _begin_here(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
-        found = self.at_hand(wanted, lambda fetched: self.loaded(fetched, wanted))
+        found = self._local.at_hand(wanted, lambda fetched: self._local.loaded(fetched, wanted))
         if found is not None:
-            return self.used(found)
-        submitted = self.submit(wanted)
+            return self._local.used(found)
+        submitted = self._local.submit(wanted)
         if submitted.hit:
-            return self.used(self.loaded(self.answered(submitted, wanted), wanted))
+            return self._local.used(self._local.loaded(self._local.answered(submitted, wanted), wanted))
         later = wanted.without_inputs()  # so that none are kept
         pending = PendingArtifact(
-            lambda: self._stored_libraries(self.answered(submitted, later, waits=False)),
+            lambda: self._stored_libraries(self._local.answered(submitted, later, waits=False)),
             lambda fetched: self._load_later(fetched, later),
         )
         pending.start()
@@ -159,7 +140,7 @@ class ArtifactSource(JobSource):
                 pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
             later = common.begin(eager=not pending.ready)
         except JobUnreachable as error:
-            self.leave_job(error)
+            self._job_source.leave_job(error)
             later = not pending.ready
         return pending if later else pending.load()
 
@@ -170,20 +151,20 @@ class ArtifactSource(JobSource):
         common = job.common_call(wanted.key)
 
         def is_due(call: int, ready: bool) -> bool:
-            if os.getpid() != self._owner:  # a forked child must not use the job's store
+            if not self._job_source.owns_job():
                 return False
-            if self.left_job is None:
+            if self._job_source.left_job is None:
                 try:
                     return not common.is_eager(call, ready=ready)
                 except JobUnreachable as error:
-                    self.leave_job(error)
+                    self._job_source.leave_job(error)
             return ready
 
         def load_here(fetched: VerifiedArtifact) -> LoadedArtifact:
             try:
                 return self._load_later(fetched, wanted)
             except RelayError as error:  # the others have loaded it
-                self._report.alone(error)
+                self._local.report.alone(error)
                 raise
 
         pending = PendingArtifact(
@@ -195,13 +176,13 @@ class ArtifactSource(JobSource):
         self, job: StoreAgreement, wanted: ArtifactRequest, common: CommonCall
     ) -> VerifiedArtifact:
         def obtain() -> VerifiedArtifact:
-            found = self.at_hand(wanted, lambda fetched: fetched)
+            found = self._local.at_hand(wanted, lambda fetched: fetched)
             if found is None:
-                submitted = self.submit(wanted)
+                submitted = self._local.submit(wanted)
                 if not submitted.hit:
                     with contextlib.suppress(JobUnreachable):  # `agree` meets it too
                         common.begin(eager=True)
-                found = self.answered(submitted, wanted, waits=False)
+                found = self._local.answered(submitted, wanted, waits=False)
             return found
 
         if wanted.key in self._received:  # a graph like this one has begun eagerly: nobody asks for it again
@@ -209,22 +190,22 @@ class ArtifactSource(JobSource):
                 common.begin(eager=True)
         self._received.add(wanted.key)
         try:
-            return self.agreed(
+            return self._job_source.agreed(
                 job,
                 wanted,
                 obtain,
-                lambda decision, repeated: self.decided_on(job, wanted, decision, repeated),
+                lambda decision, repeated: self._job_source.decided_on(job, wanted, decision, repeated),
             )
         finally:
             self._received.discard(wanted.key)
 
     def _stored_libraries(self, fetched: VerifiedArtifact) -> VerifiedArtifact:
-        store_libraries(fetched.opened, self._settings.cache_dir)
+        store_libraries(fetched.opened, self._local.settings.cache_dir)
         return fetched
 
     def _load_later(self, fetched: VerifiedArtifact, wanted: ArtifactRequest) -> LoadedArtifact:
         with tracing.outside_dynamo():
-            return self.used(self.loaded(fetched, wanted))
+            return self._local.used(self._local.loaded(fetched, wanted))
 
 
 class ChangingGraph:

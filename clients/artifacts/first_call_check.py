@@ -21,8 +21,8 @@ import torch
 from msgspec import Struct
 
 from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
-from ...compiler.graph.results import block_masks, outcomes
-from ...compiler.graph.results.outcomes import Outcome
+from ...compiler.results import block_masks, outcomes
+from ...compiler.results.outcomes import Outcome
 from ...compiler.torch_internals.dynamo import tracing
 from ...compiler.torch_internals.dynamo.operators import watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id
@@ -130,8 +130,8 @@ def _check_reference(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """For runs that the program must not notice: hooks for saved tensors, as torch.utils.checkpoint has them, would
-    count what they save."""
+    """Surrounds runs that the program must not notice: hooks for saved tensors, as torch.utils.checkpoint has them,
+    would count what they save."""
     if not tracing.saves_through_hooks():
         yield
         return
@@ -152,7 +152,7 @@ class _Facts(Struct, frozen=True):
     layout: str
 
 
-class _Found(Struct):
+class _RunOutcome(Struct):
     outcome: Outcome
     facts: list[_Facts | None]
 
@@ -162,9 +162,11 @@ class _Memory:
 
     def __init__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._inputs = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
-        self._held = [(value, value.requires_grad) for value in _held_tensors(gm)]
+        self._attributes = [(value, value.requires_grad) for value in _attribute_tensors(gm)]
         plain = [
-            part for value in (*self._inputs, *(held for held, _ in self._held)) for part in parts(value)[0]
+            part
+            for value in (*self._inputs, *(value for value, _ in self._attributes))
+            for part in parts(value)[0]
         ]
         self._storages = {storage_id(part): part.untyped_storage() for part in plain}
         self._floats = {
@@ -176,7 +178,7 @@ class _Memory:
         }
         self._random = _RandomState.now([part.device for part in plain])
 
-    def run(self, function: Graph, stand_ins: Sequence[Any], nudge: float = 0.0) -> _Found:
+    def run(self, function: Graph, stand_ins: Sequence[Any], nudge: float = 0.0) -> _RunOutcome:
         """Call and differentiate `function`; then restore memory and random state. nudge: floats are off by so many
         units in the last place."""
         facts: list[_Facts | None] = []
@@ -198,7 +200,7 @@ class _Memory:
             ]
         finally:
             self._restore()
-        return _Found(_in_parts(found), facts)
+        return _RunOutcome(_in_parts(found), facts)
 
     def _facts(self, value: Any) -> _Facts | None:
         if not isinstance(value, torch.Tensor):
@@ -236,7 +238,7 @@ class _Memory:
             if storage.nbytes() != before.nbytes():
                 storage.resize_(before.nbytes())
             storage.copy_(before)
-        for value, required in self._held:
+        for value, required in self._attributes:
             if value.requires_grad and not required:
                 value.detach_()
         self._random.put_back()
@@ -259,7 +261,7 @@ class _RandomState(Struct, frozen=True):
             torch.cuda.set_rng_state(state, device)
 
 
-def _held_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
+def _attribute_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Those that the graph and the graphs inside it have as attributes."""
     found = [
         value
@@ -274,12 +276,14 @@ def _held_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     return list({id(value): value for value in found}.values())
 
 
-def _compare_facts(expected: _Found, found: _Found, for_dynamo: Sequence[tuple[int, ...] | None]) -> None:
+def _compare_facts(
+    expected: _RunOutcome, actual: _RunOutcome, for_dynamo: Sequence[tuple[int, ...] | None]
+) -> None:
     """Raises VerifyFailed. An output may have the strides that Dynamo takes it to have: some operators of ATen have
     others, which no compiled code can know."""
-    if len(expected.facts) != len(found.facts):
-        raise VerifyFailed(f"{len(found.facts)} outputs where eager gives {len(expected.facts)}")
-    for position, (want, have) in enumerate(zip(expected.facts, found.facts, strict=True)):
+    if len(expected.facts) != len(actual.facts):
+        raise VerifyFailed(f"{len(actual.facts)} outputs where eager gives {len(expected.facts)}")
+    for position, (want, have) in enumerate(zip(expected.facts, actual.facts, strict=True)):
         if want is None or have is None:
             continue  # the values say it
         for name in ("shape", "dtype", "device", "layout", "requires_grad"):
@@ -300,7 +304,7 @@ def _same(output: str, name: str, want: Any, have: Any) -> None:
 
 
 def _strides_for_dynamo(gm: torch.fx.GraphModule) -> list[tuple[int, ...] | None]:
-    """Of each output, as Dynamo's fake tensors have them; None where they are symbolic."""
+    """The strides of each output as Dynamo's fake tensors have them; None where they are symbolic."""
     (output,) = gm.graph.find_nodes(op="output")
     results = output.args[0] if isinstance(output.args[0], tuple | list) else [output.args[0]]
     found: list[tuple[int, ...] | None] = []
@@ -330,7 +334,7 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
     return value.detach().clone()
 
 
-def _in_parts(found: Outcome) -> Outcome:
+def _in_parts(outcome: Outcome) -> Outcome:
     """The same of plain tensors alone."""
 
     def plain(values: Sequence[Any]) -> list[Any]:
@@ -340,7 +344,7 @@ def _in_parts(found: Outcome) -> Outcome:
             for part in (parts(value)[0] if isinstance(value, torch.Tensor) else [value])
         ]
 
-    return Outcome(plain(found.outputs), plain(found.mutated), plain(found.gradients))
+    return Outcome(plain(outcome.outputs), plain(outcome.mutated), plain(outcome.gradients))
 
 
 def _in_float64(inputs: Sequence[Any]) -> list[Any]:

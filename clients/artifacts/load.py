@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ...compiler.artifact import container
 from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer
+from ...compiler.graph.capture import CapturedGraph
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.request import size_expr
 from ...compiler.torch_internals.loading import bundle
 from ...compiler.torch_internals.loading import preload as loading_preload
-from ..capture.request import CapturedGraph
 from .shared_libraries import cpp_libraries, loading_folder, triton_modules
 
 
@@ -67,9 +67,7 @@ def preload() -> None:
         loading_preload.preload_loader()
 
 
-def load(
-    opened: container.Artifact, captured: CapturedGraph, inputs: Sequence[Any], cache_dir: Path
-) -> Callable[..., Any]:
+def load(opened: container.Artifact, captured: CapturedGraph, cache_dir: Path) -> Callable[..., Any]:
     """Make a verified artifact callable on this process' device.
 
     Guards that the compile added on symbolic sizes become guards of Dynamo's own shape environment, so that a
@@ -90,7 +88,7 @@ def load(
                 opened.members[container.BUNDLE],
                 libraries,
                 modules,
-                inputs,
+                captured.inputs,
                 loading_folder(cache_dir),
                 cudagraphs=captured.cudagraphs,
                 device_index=captured.device_index or 0,

@@ -30,7 +30,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
 from ..settings import ClientSettings, load_launcher_info, load_settings
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ _FETCH_SECONDS = 60.0
 _KEEP_SECONDS = 300.0
 """An artifact that no graph has asked for by then is on disk only."""
 _REPORT_AFTER_SECONDS = 20.0
-"""From the first use of an artifact to the report of it and of those used meanwhile."""
+"""The time from the first use of an artifact to the report of it and of those used meanwhile."""
 _REPORT_SECONDS = 5.0
 _EXIT_SECONDS = 0.9
 _FORK_SECONDS = 5.0
@@ -64,7 +63,8 @@ class Prefetch:
         self._changed = threading.Condition()
         self._begun: dict[str, Future[VerifiedArtifact | None]] = {}
         """Fetches in progress or finished, by key, until a graph takes them; None after a failure."""
-        self._asked: set[str] = set()
+        self._too_late: set[str] = set()
+        """Keys of graphs that came before their fetch began, and fetch for themselves."""
         self._used: set[str] = set()
         self._unreported: dict[str, bool] = {}
         """Keys in order of first use; whether they were fetched early."""
@@ -89,7 +89,7 @@ class Prefetch:
         with self._changed:
             begun = self._begun.pop(key, None)
             if begun is None:
-                self._asked.add(key)  # the caller fetches it now, so this thread need not
+                self._too_late.add(key)  # the caller fetches it now, so this thread need not
                 return None
         with contextlib.suppress(TimeoutError):
             return begun.result(min(self._settings.idle_timeout, self._settings.deadline))
@@ -137,7 +137,7 @@ class Prefetch:
 
     def _fetch_all(self, gateway: GatewayClient) -> None:
         from .disk_cache import DiskCache
-        from .trust_store import TrustStore
+        from .verification import TrustStore
 
         store = TrustStore(self._settings)
         disk = DiskCache(self._settings.cache_dir, self._settings.disk_cache_bytes)
@@ -154,7 +154,7 @@ class Prefetch:
         for key in chosen:
             fetch: Future[VerifiedArtifact | None] = Future()
             with self._changed:
-                if self._closing or key in self._asked:
+                if self._closing or key in self._too_late:
                     continue
                 self._begun[key] = fetch
             artifact = None
@@ -243,12 +243,13 @@ def prefetch_with(settings: ClientSettings) -> Prefetch | None:
     return prefetch
 
 
-def start_early() -> None:
-    """Start the prefetch of a program that has compiled nothing yet. Never raises."""
-    if not settings.wants_prefetch() or not script_names() or _is_helper():
+def start_early(settings: ClientSettings | None = None) -> None:
+    """Start the prefetch of a program that has compiled nothing yet. settings: as they are now, if they were read.
+    Never raises."""
+    if _is_helper():
         return
     with contextlib.suppress(Exception):  # the first graph reports settings that cannot be used
-        prefetch_with(load_settings())
+        prefetch_with(settings or load_settings())
 
 
 def _is_helper() -> bool:

@@ -106,7 +106,7 @@ class _Found(NamedTuple):
 
 _lock = ForkSafeLock()
 _folders: dict[int, _Found] = {}
-"""By process: a forked one makes its own, since its parent may end first."""
+"""The folder of each process: a forked one makes its own, since its parent may end first."""
 
 
 def _found(cache_dir: Path) -> _Found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,9 +23,9 @@ from ...compiler.errors import (
     SizesDiffer,
     ToolchainMismatch,
 )
+from ...compiler.graph.capture import CapturedGraph
 from ...compiler.request import codec
 from ...compiler.request.key import key_of
-from ..capture.request import CapturedGraph
 from ..gateway.compile_client import GatewayClient, SubmittedCompile
 from ..reports.run_report import Outcome, RunReport
 from ..reports.start_trace import About
@@ -39,22 +39,21 @@ _UNUSABLE = (ArtifactError, SignatureError, ToolchainMismatch)
 
 
 class ArtifactRequest(Struct, frozen=True):
-    """A captured graph, its canonical bytes, its key, and the example inputs."""
+    """A captured graph, its canonical bytes and its key."""
 
     captured: CapturedGraph
     canonical: bytes
     key: str
-    inputs: Sequence[Any]
 
     def with_exact_sizes(self) -> ArtifactRequest:
         """The same for no sizes but those of the example inputs."""
         request = msgspec.structs.replace(self.captured.request, exact_sizes=True)
         captured = msgspec.structs.replace(self.captured, request=request)
         canonical = codec.encode_request(request)
-        return ArtifactRequest(captured, canonical, key_of(request, canonical), self.inputs)
+        return ArtifactRequest(captured, canonical, key_of(request, canonical))
 
     def without_inputs(self) -> ArtifactRequest:
-        return msgspec.structs.replace(self, inputs=())
+        return msgspec.structs.replace(self, captured=self.captured.without_inputs())
 
 
 class LoadedArtifact(Struct, frozen=True):
@@ -76,19 +75,19 @@ A = TypeVar("A", VerifiedArtifact, LoadedArtifact)
 
 
 class LocalSource:
-    """The sources of artifacts of one process."""
+    """Where one process obtains artifacts by itself."""
 
     def __init__(
         self, settings: ClientSettings, report: RunReport, gateway: GatewayClient, prefetch: Prefetch | None
     ) -> None:
-        self._settings = settings
-        self._report = report
+        self.settings = settings
+        self.report = report
         self.gateway = gateway
         self._prefetch = prefetch
         self.disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
         self.verifier = Verifier(settings, report, gateway)
 
-    def obtain_here(self, wanted: ArtifactRequest) -> LoadedArtifact:
+    def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         found = self.at_hand(wanted, lambda fetched: self.loaded(fetched, wanted))
         if found is None:
             with _importing_loader():
@@ -106,12 +105,12 @@ class LocalSource:
                 raise
             except _UNUSABLE:
                 self.disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
-        if not self._settings.url:
+        if not self.settings.url:
             raise GatewayUnreachable("no gateway is configured")
         return None
 
     def _prefetched(self, wanted: ArtifactRequest) -> VerifiedArtifact | None:
-        with self._report.timed("wait"):
+        with self.report.timed("wait"):
             early = None if self._prefetch is None else self._prefetch.take(wanted.key)
         if early is not None:
             self.verifier.still_answers(early, wanted.captured.request)
@@ -129,8 +128,8 @@ class LocalSource:
         return self.gateway.submit(
             codec.compress(wanted.canonical),
             wanted.key,
-            cache_only=self._settings.mode == "cache",
-            deadline=self._settings.deadline,
+            cache_only=self.settings.mode == "cache",
+            deadline=self.settings.deadline,
         )
 
     def answered(
@@ -140,8 +139,8 @@ class LocalSource:
         answer = submitted.result()
         if waits:
             about: About = {"trace_id": submitted.trace_id}
-            self._report.add_seconds("wait", answer.wait_seconds, ago=answer.fetch_seconds, about=about)
-            self._report.add_seconds("fetch", answer.fetch_seconds, about=about)
+            self.report.add_seconds("wait", answer.wait_seconds, ago=answer.fetch_seconds, about=about)
+            self.report.add_seconds("fetch", answer.fetch_seconds, about=about)
         try:
             opened = self.verifier.answers(answer.data, wanted.key, wanted.captured.request)
         except CannotLoad:  # the service has the same one: do not download it at each start
@@ -153,25 +152,24 @@ class LocalSource:
 
     def loaded(self, fetched: VerifiedArtifact, wanted: ArtifactRequest) -> LoadedArtifact:
         try:
-            with self._report.timed("load"):
-                compiled = load.load(fetched.opened, wanted.captured, wanted.inputs, self._settings.cache_dir)
+            with self.report.timed("load"):
+                compiled = load.load(fetched.opened, wanted.captured, self.settings.cache_dir)
         except (CannotLoad, SizesDiffer):
             raise
         except _UNUSABLE:
             self.disk.remove(wanted.key)
             raise
-        compiled = self._report.first_call(wanted.key, compiled)
+        compiled = self.report.first_call(wanted.key, compiled)
         return LoadedArtifact(wanted.key, compiled, fetched.outcome, fetched.data, fetched.early)
 
-    def used(self, found: LoadedArtifact) -> LoadedArtifact:
+    def used(self, artifact: LoadedArtifact) -> LoadedArtifact:
         """Report that the program uses it: to the user, and for the next start of the script."""
-        if found.early:
-            self._report.count("prefetched")
-        if (
-            self._prefetch is not None and found.outcome != "shared"
-        ):  # else the process that obtained it reports it
-            self._prefetch.used(found.key, early=found.early)
-        return found
+        if artifact.early:
+            self.report.count("prefetched")
+        # A shared one is reported by the process that obtained it.
+        if self._prefetch is not None and artifact.outcome != "shared":
+            self._prefetch.used(artifact.key, early=artifact.early)
+        return artifact
 
 
 @contextlib.contextmanager

@@ -1,35 +1,44 @@
 """Where bytes become a verified artifact, in this one place: signature, key, digests, toolchain, target, needs.
 
-What this machine offers to an artifact's binaries is read from the C library and from the libraries that this process
-has mapped: an artifact's library gets those, because torch has loaded them before. Imports no torch: the thread that
-prefetches verifies too.
+Which keys are trusted is in one file in the state folder, shared by all processes of a user: for each installation that
+the user ever trusted a key of, its keys, the highest serial and epoch, and every revocation. It only grows, so that a
+gateway that is impersonated cannot take back what the real one said. Trust begins with the keys in the settings;
+learned keys stay trusted until these are revoked.
+
+Imports no torch: the thread that prefetches verifies too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import hashlib
-import os
-import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from ...compiler.artifact import container, symbol_versions
+from ...compiler import decoding
+from ...compiler.artifact import container, symbol_versions, trust_document
 from ...compiler.artifact.container import Artifact
-from ...compiler.artifact.signing import Trust
-from ...compiler.errors import CannotLoad, ToolchainMismatch
+from ...compiler.artifact.signing import Trust, key_id, read_key
+from ...compiler.artifact.trust_document import KnownKeys, ListedKey, SignedDocument
+from ...compiler.errors import RelayError, SettingsError, SignatureError, ToolchainMismatch
+from ...compiler.process import own_files
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.request import schema
+from ..atomic_file import locked, write_atomically
 from ..gateway.compile_client import GatewayClient
 from ..reports.run_report import Outcome, RunReport
 from ..settings import ClientSettings
-from .trust_store import TrustStore
 
-_MAPPED = re.compile(r"\S*/lib(?:stdc\+\+|gcc_s|gomp)[-.][^/\n]*$", re.MULTILINE)
-"""The libraries, beside the C library, whose versions a kernel can need."""
+FILE = "trust.json"
+_LOCK = ".trust.lock"
+_STALE_SECONDS = 3600
+"""A process that is served from its own disk fetches the document after this."""
+Fetch = Callable[[], SignedDocument]
 
 
 class VerifiedArtifact(Struct, frozen=True):
@@ -59,7 +68,7 @@ def _check_fit(opened: Artifact, request: schema.GraphRequest) -> None:
         raise ToolchainMismatch(f"artifact is for {built.toolchain}, this process is {request.toolchain}")
     if built.target != request.target:
         raise ToolchainMismatch(f"artifact is for {built.target}, this process is {request.target}")
-    check_needs(built.needs, offered(), "this machine")
+    symbol_versions.check_needs(built.needs, symbol_versions.offered(), "this machine")
 
 
 class Verifier:
@@ -78,11 +87,11 @@ class Verifier:
         with self._report.timed("verify"):
             return verify(data, trust, key=key, request=request)
 
-    def still_answers(self, found: VerifiedArtifact, request: schema.GraphRequest) -> None:
+    def still_answers(self, artifact: VerifiedArtifact, request: schema.GraphRequest) -> None:
         """Whether a file that was verified before its graph came is still trusted, and fits. Raises likewise."""
         with self._report.timed("verify"):
-            self._store.trust().key_for(found.opened.statement)
-            _check_fit(found.opened, request)
+            self._store.trust().key_for(artifact.opened.statement)
+            _check_fit(artifact.opened, request)
 
     def signed(self, data: bytes, key: str) -> Artifact:
         """Any file of the gateway's or the disk's. Raises SignatureError, ArtifactError."""
@@ -95,52 +104,122 @@ class Verifier:
         return self._store.trust()
 
 
-# --- what a machine offers ------------------------------------------------------------------------------
+# --- the keys that are trusted ---------------------------------------------------------------------------
 
 
-class Machine(Struct, frozen=True):
-    """What a process can load. `offered`: the versions of `offered()`. `problem`: why it can load no library at all, or
-    ''."""
+class TrustStore:
+    """Safe for threads, and for processes that share the state folder."""
 
-    offered: dict[str, str]
-    problem: str = ""
+    def __init__(self, settings: ClientSettings) -> None:
+        """Raises SignatureError for a public key that is none."""
+        try:
+            keys = [ListedKey(id=key_id(read_key(text)), public=text) for text in settings.public_keys]
+        except ValueError as error:
+            raise SignatureError(f"a trusted public key cannot be read: {error}") from None
+        self._pinned = KnownKeys(keys=keys)
+        self._namespace = settings.namespace
+        self._folder = settings.state_dir
+        self._lock = ForkSafeLock()
+        self._known = self._pinned
+        self._seen: tuple[int, int] | None = None  # the file's time and inode when it was last read
+        self._reread()
+        self._requested = 0  # the serial that was requested last, whatever came of it
+        self._refreshing: threading.Thread | None = None
+
+    def trust(self) -> Trust:
+        """The keys that are trusted now."""
+        with self._lock:
+            self._reread()
+            return trust_document.trust(self._known, namespace=self._namespace, now=time.time())
+
+    def refresh_if_newer(self, serial: int, fetch: Fetch) -> None:
+        """Fetch the gateway's document if `serial`, from its latest answer, is newer than the known one. Never raises
+        RelayError: after a failure the known document stays in force."""
+        with self._lock:
+            self._reread()
+            if serial <= self._known.serial or serial == self._requested:
+                return
+            self._requested = serial
+        self._fetch(fetch)
+
+    def refresh_if_stale(self, fetch: Fetch) -> None:
+        """Fetch the document in a thread, if no process on this machine has for an hour. A check in the future, from
+        before the clock was set back, counts as none."""
+        with self._lock:
+            if self._refreshing is not None or 0 <= time.time() - self._known.checked < _STALE_SECONDS:
+                return
+            self._refreshing = threading.Thread(target=self._fetch, args=(fetch,), daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can start, as at exit
+            self._refreshing.start()
+
+    def learn(self, signed: SignedDocument) -> None:
+        """Raises SignatureError for a document that no known key signed."""
+        with self._lock:
+            known = trust_document.learn(self._known, signed)
+            self._known = msgspec.structs.replace(known, checked=int(time.time()))
+            self._known = self._write(self._known)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        try:
+            self.learn(fetch())
+        except RelayError as error:
+            _complain(f"the gateway's list of keys could not be fetched: {error}", error.code)
+
+    # --- the file ------------------------------------------------------------------------------------------
+
+    def _reread(self) -> None:
+        """Add what other processes have learned since the file was last read."""
+        if self._folder is None:
+            return
+        try:
+            status = (self._folder / FILE).stat()
+        except OSError:
+            return
+        if self._seen != (seen := (status.st_mtime_ns, status.st_ino)):
+            self._seen = seen
+            self._known = _add(self._known, _read(self._folder / FILE))
+
+    def _write(self, known: KnownKeys) -> KnownKeys:
+        """Add to the file what this process knows; returns both together."""
+        if self._folder is None:
+            return known
+        try:
+            with locked(self._folder / _LOCK):
+                recorded = _read(self._folder / FILE)
+                known = _add(known, recorded)
+                others = [record for record in recorded if not _same(record, known)]
+                write_atomically(self._folder / FILE, msgspec.json.encode([*others, known]), synced=True)
+        except OSError as error:
+            _complain(f"{FILE} cannot be written: {error}; other processes learn this by themselves", FILE)
+        return known
 
 
-def check_needs(needs: Mapping[str, str], has: Mapping[str, str], where: str) -> None:
-    """Raises CannotLoad, with both versions, if the machine `where` offers less than an artifact `needs`."""
-    lacking = symbol_versions.lacking(needs, has)
-    if lacking:
-        wanted = ", ".join(f"{name} {needs[name]}" for name in lacking)
-        found = ", ".join(f"{name} {has[name]}" for name in lacking)
-        raise CannotLoad(
-            f"the artifact was built for {wanted}, {where} has {found}",
-            hint="Run the workers on a system that is no newer than this one, and remove the artifact (`torchrelay "
-            "cache rm`, and from TORCHRELAY_CACHE_DIR); or use a newer system here",
-        )
+def _complain(text: str, about: str) -> None:
+    from ..reports.run_report import process_report
+
+    process_report().complain_once(text, about=f"trust {about}")
 
 
-@functools.cache
-def offered() -> dict[str, str]:
-    """The version of each family (symbol_versions.py), where it can be known. Call it after torch was imported."""
-    found: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError):  # ValueError: another C library
-        _, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-        found["GLIBC"] = version
-    with contextlib.suppress(OSError):
-        for path in set(_MAPPED.findall(Path("/proc/self/maps").read_text(errors="replace"))):
-            with contextlib.suppress(OSError, ValueError):  # replaced since: the loader decides
-                symbol_versions.merge(found, symbol_versions.defined(Path(path).read_bytes()))
-    if (driver := _cuda_driver()) is not None:
-        found[symbol_versions.CUDA] = driver
-    return found
-
-
-def _cuda_driver() -> str | None:
-    """The latest version of CUDA that the GPU's driver supports; None without a driver."""
-    version = ctypes.c_int()
+def _read(path: Path) -> list[KnownKeys]:
+    """The records of all installations; none for a file that cannot be read."""
     try:
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
-            return None
-    except (OSError, AttributeError):
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return decoding.from_json(own_files.read_own(path, own_files.UNWRITABLE), type=list[KnownKeys])
+    except FileNotFoundError:
+        return []
+    except (OSError, SettingsError, msgspec.MsgspecError) as error:
+        _complain(f"{path} cannot be read: {error}; revocations learned before are not known", str(path))
+        return []
+
+
+def _add(known: KnownKeys, recorded: list[KnownKeys]) -> KnownKeys:
+    """`known` with what is recorded of the same installation. A key of the settings that an installation does not list
+    (another's) stays."""
+    for record in recorded:
+        if _same(record, known):
+            known = trust_document.merge(known, record)
+    return known
+
+
+def _same(first: KnownKeys, second: KnownKeys) -> bool:
+    """Whether two records are of one installation: they share a key."""
+    return not {key.id for key in first.keys}.isdisjoint(key.id for key in second.keys)

@@ -29,7 +29,7 @@ def capture(
     Name the file in a job (`graphs: [{file: captured.graphs}]`). Run it where the script trains: the graphs are for
     this machine's device and versions.
     """
-    from ..capture.script_graphs import capture_script
+    from ..training.graph_capture.script_graphs import capture_script
 
     found = capture_script(script, arguments or [], mode=mode)
     for skipped in found.skipped:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...compiler.errors import SettingsError
-from ..gateway.http_api import HttpApi
+from ..gateway.connection import HttpApi
 from ..settings import load_settings
 
 Client = TypeVar("Client", bound=HttpApi)

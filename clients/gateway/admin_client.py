@@ -26,8 +26,7 @@ from ...compiler.api.admin import (
 from ...compiler.api.tuning.database import TuningsImported, TuningsReply, TuningsRequest
 from ...compiler.artifact import manifest
 from ...compiler.tuning.records import TuningEntry, entry_sort_key
-from .connection import decode
-from .http_api import HttpApi
+from .connection import HttpApi, decode
 
 _ALL_SECONDS = 600.0
 _PAGE = 1000

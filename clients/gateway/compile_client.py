@@ -1,17 +1,20 @@
 """Stage 4, the client's side: request an artifact from the gateway's HTTP API, and receive its bytes.
 
-POST /v1/compile answers with the artifact, or with 202; then follow_compile.py waits for the end of the compile, and
-the artifact is fetched. Through an edge a client first asks for the artifact by key, and sends the graph if there is
+POST /v1/compile answers with the artifact, or with 202; then CompileWait waits for the end of the compile, and the
+artifact is fetched. Through an edge a client first asks for the artifact by key, and sends the graph if there is
 none. If the service no longer knows the compile, it is requested again. Every call has a total deadline, and ends at
 most one idle timeout after it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import httpx2
 import msgspec
 from msgspec import Struct
 
@@ -19,7 +22,7 @@ from ...compiler import decoding
 from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
 from ...compiler.api.sign_in import SignInReply
-from ...compiler.api.trace_context import TRACE_HEADER
+from ...compiler.api.trace_context import TRACE_HEADER, TraceContext, new_trace
 from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
@@ -30,22 +33,37 @@ from ...compiler.errors import (
     GatewayUnreachable,
     NotCached,
     NotFound,
+    Overloaded,
     SchemaMismatch,
     ServiceError,
+    Unavailable,
     VerifyFailed,
 )
 from ...compiler.request import codec
-from .connection import HttpResponse, backoff, decode
-from .deadline import Deadline
-from .follow_compile import CompileWait
-from .http_api import QUICK_SECONDS, HttpApi
-from .trace import trace_of_caller
+from .connection import (
+    JSON_BYTES,
+    QUICK_SECONDS,
+    Connection,
+    Deadline,
+    HttpApi,
+    HttpResponse,
+    backoff,
+    decode,
+    error_of,
+    read_body,
+    rebuild,
+)
+from .event_stream import EventStream
 
 _AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
 _UPLOAD_SECONDS = 60.0
 _OF_THE_REQUEST = (CompileFailed, CompileKilled, CompileTimeout, VerifyFailed)
 """Failures that a service remembers for requests with the same example sizes. The key is without these."""
+_RECONNECT_SECONDS = 10.0
+"""The longest time without an answer before the gateway counts as gone."""
+_POLL_SECONDS = 5.0
+"""The longest that one status request may take."""
 _SUBMISSIONS = 3
 """Requests for one graph, if the service forgets a compile that it had accepted."""
 
@@ -71,6 +89,89 @@ class Readiness(Struct, frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
+class _ProgressEvent(Struct):
+    """What an event and a status have in common. A later gateway may add fields."""
+
+    stage: compiles.Stage
+    detail: str = ""
+    error: compiles.ErrorBody | None = None
+
+
+class CompileWait:
+    """The wait for one accepted compile.
+
+    The event stream is followed, and resumed when it breaks. If the stream delivers nothing, the status is polled
+    instead. If the gateway answers nothing for ten seconds, waiting ends with an error.
+    """
+
+    def __init__(self, connection: Connection, key: str, clock: Deadline, headers: Mapping[str, str]) -> None:
+        """headers: of each of its requests."""
+        self._connection = connection
+        self._path = f"/v1/compiles/{key}"
+        self._clock = clock
+        self._headers = headers
+        self._stream = EventStream(connection, f"{self._path}/events", clock, headers=headers)
+        self._streaming = True
+
+    def run(self) -> None:
+        """Return once the compile is done. Raises its error, NotFound if the service does not know it,
+        GatewayUnreachable, DeadlineExceeded."""
+        attempt = 0
+        while True:
+            before = self._stream.last_id
+            end = self._end()
+            if end is not None and end.stage == "done":
+                return
+            if end is not None:
+                raise rebuild(end.error) if end.error else ServiceError(end.detail or "the compile failed")
+            attempt = attempt + 1 if self._stream.last_id == before else 0
+            self._clock.sleep(backoff(attempt))
+
+    def _end(self) -> _ProgressEvent | None:
+        """The compile's last event, if it has ended: from the stream until it breaks, then from one status request."""
+        try:
+            return self._follow() or self._poll()
+        except httpx2.TransportError as error:
+            if isinstance(error, httpx2.ReadTimeout):
+                self._streaming = False  # a proxy may hold the stream back
+            self._clock.remaining()
+            if self._silent():
+                raise self._connection.unreachable(error, self._clock) from error
+        except (Overloaded, Unavailable):
+            if self._silent():
+                raise
+        return None
+
+    def _follow(self) -> _ProgressEvent | None:
+        with (
+            contextlib.suppress(Overloaded),  # its token has as many streams as it may: it polls
+            contextlib.closing(self._stream.read()) as events,
+        ):
+            for event in events if self._streaming else ():
+                if (end := _end_of(event.data.encode())) is not None:
+                    return end
+        return None
+
+    def _poll(self) -> _ProgressEvent | None:
+        with self._connection.open(
+            "GET", self._path, self._clock, headers=self._headers, idle=_POLL_SECONDS
+        ) as response:
+            body = read_body(response, JSON_BYTES, self._clock)
+            if response.status_code != 200:
+                raise error_of(response.status_code, body)
+        self._stream.last_read = time.monotonic()
+        return _end_of(body)
+
+    def _silent(self) -> bool:
+        return time.monotonic() - self._stream.last_read > _RECONNECT_SECONDS
+
+
+def _end_of(body: bytes) -> _ProgressEvent | None:
+    """An event or a status that says that the compile has ended."""
+    event = decode(body, _ProgressEvent)
+    return event if event.stage in ("done", "failed") else None
+
+
 class SubmittedCompile:
     """A request that the gateway has answered: with the artifact, or by accepting to compile it."""
 
@@ -80,14 +181,14 @@ class SubmittedCompile:
         self._client = client
         trace = trace_of_caller()
         self.trace_id = trace.trace_id
-        """Of the graph's requests and of all that they cause at the service: 32 hex digits."""
+        """The trace of the graph's requests and of all that they cause at the service: 32 hex digits."""
         self._arguments = (body, key, cache_only, clock, {TRACE_HEADER: trace.header})
         self._start = time.monotonic()
         self._answer: HttpResponse
         self._accepted = 0.0
 
     def send(self) -> SubmittedCompile:
-        """Raises as `GatewayClient.compile` does."""
+        """Raises as `GatewayClient.submit` does."""
         self._answer = self._client._submit(*self._arguments)
         self._accepted = time.monotonic()
         return self
@@ -103,7 +204,7 @@ class SubmittedCompile:
         return not self.hit and self._answer.headers.get("x-torchrelay-cache") == "coalesced"
 
     def result(self) -> FetchResult:
-        """The artifact, after the end of its compile. Raises as `GatewayClient.compile` does."""
+        """The artifact, after the end of its compile. Raises as `GatewayClient.submit` does."""
         _, key, _, clock, headers = self._arguments
         lost: NotFound | None = None
         for attempt in range(_SUBMISSIONS):
@@ -138,18 +239,13 @@ class GatewayClient(HttpApi):
 
     # --- compile -------------------------------------------------------------------------------------------
 
-    def compile(self, body: bytes, key: str, *, cache_only: bool, deadline: float) -> FetchResult:
-        """The artifact for the request `body` (compressed) with key `key`, within `deadline` seconds.
-
-        cache_only: no compile is started; NotCached if there is no artifact. Raises GatewayUnreachable,
-        DeadlineExceeded, SchemaMismatch if the gateway computes another key, and the typed error that the service
-        answers.
-        """
-        return self.submit(body, key, cache_only=cache_only, deadline=deadline).result()
-
     def submit(self, body: bytes, key: str, *, cache_only: bool, deadline: float) -> SubmittedCompile:
-        """The first half of `compile`, which waits for no compile. `deadline` is for both halves. Raises as `compile`
-        does."""
+        """Send the request `body` (compressed) with key `key`, without a wait for its compile. deadline: seconds up to
+        the end of that. cache_only: no compile is started; NotCached if there is no artifact.
+
+        Raises GatewayUnreachable, DeadlineExceeded, SchemaMismatch if the gateway computes another key, and the typed
+        error that the service answers.
+        """
         return SubmittedCompile(self, body, key, cache_only=cache_only, clock=Deadline(deadline)).send()
 
     def _submit(
@@ -263,3 +359,13 @@ class GatewayClient(HttpApi):
         """Count at the service that this client compiled a graph locally because of error code `reason`."""
         body = msgspec.json.encode({"reason": reason, "count": 1})
         self._send("POST", "/v1/report", body, "application/json", seconds=QUICK_SECONDS)
+
+
+def trace_of_caller() -> TraceContext:
+    """The trace of a graph's requests: part of the program's own OpenTelemetry trace if it has an active span, else a
+    new one. OpenTelemetry is not imported: a program that has an active span has done so."""
+    get_current_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
+    span = None if get_current_span is None else get_current_span().get_span_context()
+    if span is None or not span.is_valid:
+        return new_trace()
+    return TraceContext(f"{span.trace_id:032x}", f"{span.span_id:016x}", bool(span.trace_flags.sampled))

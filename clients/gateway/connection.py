@@ -1,4 +1,4 @@
-"""HTTP requests to one gateway, over a pool of connections.
+"""HTTP requests to one gateway, over a pool of connections, and the base of all clients of its API.
 
 Redirects are never followed. Proxies from the environment are used, except for a gateway on this machine. A token may
 be sent over plain http:// to another machine (as in a cluster's private network); that raises a warning.
@@ -14,7 +14,7 @@ import ssl
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import httpx2
 import msgspec
@@ -25,6 +25,7 @@ from ...compiler.api import compiles
 from ...compiler.api.protocols import CLIENTS, PROTOCOL_HEADER, number_in
 from ...compiler.errors import (
     ArtifactError,
+    DeadlineExceeded,
     Forbidden,
     GatewayUnreachable,
     LimitExceeded,
@@ -40,11 +41,13 @@ from ...compiler.errors import (
 )
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..settings import ClientSettings, CredentialsWarning
-from .deadline import Deadline
 from .sign_in.bearer import Bearer
 
 JSON_BYTES = 16 << 20
 """Limit of a response that is no artifact."""
+QUICK_SECONDS = 10.0
+"""Deadline of a call that the gateway answers at once."""
+SLOW_SECONDS = 120.0
 _TRIES = 3
 """Tries of a request that the service answers with Overloaded or Unavailable."""
 _BLACKHOLE_SECONDS = 15.0
@@ -63,6 +66,27 @@ _BY_STATUS: Mapping[int, type[RelayError]] = {
     504: Unavailable,
 }
 T = TypeVar("T")
+
+
+class Deadline:
+    """Begins when it is made, and ends `seconds` later."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def remaining(self) -> float:
+        """Seconds left, above 0. Raises DeadlineExceeded."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(f"no artifact within {self._seconds:g} s")
+        return left
+
+    def sleep(self, seconds: float) -> None:
+        """Raises DeadlineExceeded at once if the deadline would pass meanwhile."""
+        if seconds >= self.remaining():
+            raise DeadlineExceeded(f"no artifact within {self._seconds:g} s")
+        time.sleep(seconds)
 
 
 class HttpResponse(NamedTuple):
@@ -84,7 +108,8 @@ class Connection:
     def __init__(self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None) -> None:
         self._settings = settings
         self._transport = transport
-        self._bearer = Bearer(settings)
+        file = settings.token_file
+        self._bearer = None if file is None else Bearer(settings, file)
         self._lock = ForkSafeLock()
         self._client: httpx2.Client | None = None
         self._owner = 0
@@ -93,7 +118,11 @@ class Connection:
         """Serial of the gateway's trust document, from the latest response; 0 if there was none."""
         self.behind_edge = False
         """Whether the latest response came through an edge, which answers hits by key from its memory."""
-        if self._bearer.sends_any and settings.url.startswith("http://") and not settings.loopback:
+        if (
+            (settings.token or file is not None)
+            and settings.url.startswith("http://")
+            and not settings.loopback
+        ):
             warnings.warn(
                 f"torchrelay: the token travels unencrypted to {settings.url}. "
                 "Use https:// outside a private network",
@@ -170,7 +199,7 @@ class Connection:
         maximum: the settings'). Raises httpx2.TransportError; Unauthenticated where a sign-in has ended;
         ProtocolMismatch where the gateway is too old for this client."""
         client = self._connected()
-        token = self._bearer.token()
+        token = self._settings.token if self._bearer is None else self._bearer.token()
         sent = {**headers, "Authorization": f"Bearer {token}"} if token else dict(headers)
         left = clock.remaining()
         idle = min(idle or self._settings.idle_timeout, self._settings.idle_timeout, left)
@@ -307,3 +336,90 @@ def _quiet() -> None:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.WARNING)
+
+
+# --- JSON calls, pages, jobs -----------------------------------------------------------------------------
+
+
+class Page(Protocol):
+    """One part of a long response. next: the cursor of the next page; '' after the last."""
+
+    @property
+    def next(self) -> str: ...
+
+
+P = TypeVar("P", bound=Page)
+
+
+class HttpApi:
+    """Calls to one gateway, in `namespace` (default: the token's own). Safe for threads. `transport` replaces the
+    network, for tests."""
+
+    def __init__(
+        self, settings: ClientSettings, transport: httpx2.BaseTransport | None = None, *, namespace: str = ""
+    ) -> None:
+        self._settings = settings
+        self._namespace = namespace
+        self._connection = Connection(settings, transport)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        type: type[T],
+        body: object = None,
+        *,
+        seconds: float = QUICK_SECONDS,
+        limit: int = JSON_BYTES,
+    ) -> T:
+        """The response as a `type`; `body` is sent as JSON unless it is None. Raises the typed error that the gateway
+        answers, GatewayUnreachable or DeadlineExceeded."""
+        content = None if body is None else msgspec.json.encode(body)
+        response = self._send(method, path, content, "application/json", seconds=seconds, limit=limit)
+        return decode(response, type)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        media_type: str = "application/octet-stream",
+        *,
+        seconds: float,
+        limit: int = JSON_BYTES,
+    ) -> bytes:
+        """The response's body. Raises as `_call`."""
+        headers = {} if content is None else {"Content-Type": media_type}
+        clock = Deadline(seconds)
+        return self._connection.request(
+            method, self._scoped(path), clock, content=content, headers=headers, limit=limit
+        ).body
+
+    def _pages(
+        self, path: str, type: type[P], *, seconds: float = QUICK_SECONDS, limit: int = JSON_BYTES
+    ) -> Iterator[P]:
+        """Each page of a long response."""
+        cursor = ""
+        while True:
+            part = with_query(path, f"cursor={cursor}")
+            page = self._call("GET", part, type, seconds=seconds, limit=limit)
+            yield page
+            cursor = page.next
+            if not cursor:
+                return
+
+    def _scoped(self, path: str) -> str:
+        return with_query(path, f"namespace={self._namespace}") if self._namespace else path
+
+
+def with_query(path: str, query: str) -> str:
+    return f"{path}{'&' if '?' in path else '?'}{query}"

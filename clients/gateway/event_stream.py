@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 import httpx2
 
 from ...compiler.errors import MalformedRequest
-from .connection import JSON_BYTES, Connection, error_of, read_body
-from .deadline import Deadline
+from .connection import JSON_BYTES, Connection, Deadline, error_of, read_body
 
 _EVENT_BYTES = 1 << 20
 """The most that one event may hold."""

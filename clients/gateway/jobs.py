@@ -50,10 +50,8 @@ from ...compiler.errors import (
     Unavailable,
 )
 from ...compiler.request import codec
-from .connection import backoff, decode
-from .deadline import Deadline
+from .connection import SLOW_SECONDS, Deadline, HttpApi, backoff, decode, with_query
 from .event_stream import EventStream
-from .http_api import SLOW_SECONDS, HttpApi, with_query
 
 FILE_BYTES = 8 << 30
 """Limit of a job's file that is downloaded."""

@@ -7,6 +7,7 @@ no dates, no names of machines or users.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import tomllib
@@ -19,6 +20,7 @@ from msgspec import Struct
 
 from ...compiler import decoding
 from ...compiler.errors import TuningLockError
+from ...compiler.request import schema, tuning_pins
 from ...compiler.tuning import queries, records
 from ..atomic_file import file_errors
 
@@ -268,3 +270,27 @@ class _LockReader:
     def _fail(self, line: int, message: str, *, hint: str | None = None) -> NoReturn:
         where = f"{self._name}, line {line}" if line else self._name
         raise TuningLockError(f"{where}: {message}", hint=hint)
+
+
+# --- in a process that compiles ----------------------------------------------------------------------------
+
+
+class LockedTunings:
+    """The team's tuning lock in this process. Its file is read once, when the first graph that tunes needs it; one that
+    cannot be used fails each of them anew."""
+
+    def __init__(self, path: Path, *, strict: bool) -> None:
+        self._path = path
+        self._strict = strict
+
+    def pin(self, request: schema.GraphRequest) -> schema.GraphRequest:
+        """Raises TuningLockError; never for a request that does not tune, which comes back as it is."""
+        return (
+            tuning_pins.pin(request, self._entries, strict=self._strict)
+            if tuning_pins.tunes(request)
+            else request
+        )
+
+    @functools.cached_property
+    def _entries(self) -> list[records.TuningEntry]:
+        return load(self._path)

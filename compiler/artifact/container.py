@@ -199,15 +199,15 @@ def verify(data: bytes, trust: Trust, *, key: str) -> Artifact:
 
 
 def check(data: ArtifactFile, trust: Trust, *, key: str) -> tuple[artifact_manifest.Manifest, Statement]:
-    """As `verify`, without holding the members."""
+    """Do as `verify`, without holding the members."""
     envelope, start = _split(data)
     statement = _believed(envelope, trust)
     return _open(envelope, data, start, key), statement
 
 
 def check_head(head: ArtifactFile, size: int, trust: Trust, *, key: str) -> Statement:
-    """As `check`, of what stands before the members alone: who signed which manifest, and for which key. `size`: of the
-    whole file. The members, which `head` may lack, are not looked at."""
+    """Check what stands before the members alone: who signed which manifest, and for which key. `size`: of the whole
+    file. The members, which `head` may lack, are not looked at."""
     envelope, start = _envelope(head)
     _check_size(envelope, size - start)
     statement = _believed(envelope, trust)

@@ -46,7 +46,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     """What one side believes."""
 
     keys: Mapping[str, Ed25519PublicKey]
-    """By key id."""
+    """The trusted keys by their ids."""
     namespace: str = ""
     """Whose artifacts are wanted; '' for any namespace of the trusted keys."""
     epoch: int = 0

@@ -1,5 +1,8 @@
 """What a shared library needs of a machine, and what a machine's libraries define: versions of symbols, read from ELF.
 
+What this machine offers is read from the C library and from the libraries that this process has mapped: an artifact's
+library gets those, because torch has loaded them before.
+
 The dynamic loader refuses a library that needs a version which the machine's libraries do not define. A family is what
 stands before the version: GLIBC, GLIBCXX, CXXABI, GCC, GOMP, OMP. Only the highest version of a family counts, because
 each includes those before it. Versions that are no numbers (GLIBC_PRIVATE) are left to the loader.
@@ -9,11 +12,19 @@ An own reader and no library: the client needs it too, for libstdc++, and its in
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from ..errors import CannotLoad
 
 CUDA = "CUDA"
-"""Beside the families: the version of CUDA that the GPU's driver supports."""
+"""One more name beside the families: the version of CUDA that the GPU's driver supports."""
 
 _ELF64_LITTLE = b"\x7fELF\2\1"
 _SECTION = struct.Struct("<IIQQQQII")
@@ -39,11 +50,11 @@ def defined(library: bytes) -> dict[str, str]:
     return _highest(library, _DEFINITIONS_TYPE, _definitions)
 
 
-def merge(found: dict[str, str], more: Mapping[str, str]) -> None:
-    """Add `more` to `found`; the higher version of a family stays."""
+def merge(versions: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add `more` to `versions`; the higher version of a family stays."""
     for family, version in more.items():
-        if _number(version) > _number(found.get(family, "0")):
-            found[family] = version
+        if _number(version) > _number(versions.get(family, "0")):
+            versions[family] = version
 
 
 def lacking(needs: Mapping[str, str], has: Mapping[str, str]) -> list[str]:
@@ -114,3 +125,48 @@ def _definitions(library: bytes, offset: int, count: int) -> Iterator[int]:
         if not following:
             return
         offset += following
+
+
+# --- this machine ----------------------------------------------------------------------------------------
+
+_MAPPED = re.compile(r"\S*/lib(?:stdc\+\+|gcc_s|gomp)[-.][^/\n]*$", re.MULTILINE)
+"""The libraries, beside the C library, whose versions a kernel can need."""
+
+
+def check_needs(needs: Mapping[str, str], has: Mapping[str, str], where: str) -> None:
+    """Raises CannotLoad, with both versions, if the machine `where` offers less than an artifact `needs`."""
+    if names := lacking(needs, has):
+        wanted = ", ".join(f"{name} {needs[name]}" for name in names)
+        found = ", ".join(f"{name} {has[name]}" for name in names)
+        raise CannotLoad(
+            f"the artifact was built for {wanted}, {where} has {found}",
+            hint="Run the workers on a system that is no newer than this one, and remove the artifact (`torchrelay "
+            "cache rm`, and from TORCHRELAY_CACHE_DIR); or use a newer system here",
+        )
+
+
+@functools.cache
+def offered() -> dict[str, str]:
+    """The version of each family (see above), where it can be known. Call it after torch was imported."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):  # ValueError: another C library
+        _, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        found["GLIBC"] = version
+    with contextlib.suppress(OSError):
+        for path in set(_MAPPED.findall(Path("/proc/self/maps").read_text(errors="replace"))):
+            with contextlib.suppress(OSError, ValueError):  # replaced since: the loader decides
+                merge(found, defined(Path(path).read_bytes()))
+    if (driver := _cuda_driver()) is not None:
+        found[CUDA] = driver
+    return found
+
+
+def _cuda_driver() -> str | None:
+    """The latest version of CUDA that the GPU's driver supports; None without a driver."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"

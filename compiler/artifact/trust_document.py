@@ -8,7 +8,7 @@ sits in between can withhold news (TLS keeps him out), and can undo none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -29,7 +29,7 @@ class ListedKey(Struct, frozen=True, kw_only=True):
 
     id: KeyId
     public: str
-    """As trust.key_text writes it."""
+    """The text that signing.key_text writes."""
     created: Count = 0
     until: Count | None = None
 
@@ -66,13 +66,6 @@ def sign_document(document: TrustDocument, signers: Iterable[PrivateKey]) -> Sig
     data = msgspec.msgpack.encode(document)
     return SignedDocument(
         data, {key_id(signer.public_key()): signer.sign(DOMAIN + data) for signer in signers}
-    )
-
-
-def known_from_settings(keys: Sequence[Ed25519PublicKey], texts: Sequence[str]) -> KnownKeys:
-    """What is known from settings alone. `texts`: the same keys, as trust.key_text writes them."""
-    return KnownKeys(
-        keys=[ListedKey(id=key_id(key), public=text) for key, text in zip(keys, texts, strict=True)]
     )
 
 
@@ -126,7 +119,7 @@ def trust(known: KnownKeys, *, namespace: str, now: float) -> Trust:
 
 
 def public_keys(listed: Iterable[ListedKey], *, now: float) -> Mapping[str, Ed25519PublicKey]:
-    """By id, those whose overlap has not ended. Raises ValueError for one that is none."""
+    """The keys by id whose overlap has not ended. Raises ValueError for one that is none."""
     return {key.id: read_key(key.public) for key in listed if key.until is None or now < key.until}
 
 

@@ -11,16 +11,15 @@ import torch
 
 from ..errors import Unsupported
 from ..request import allowed_names, schema
-from ..torch_internals import devices, precision
-from ..torch_internals.algorithm_selection import attention
+from ..torch_internals import ambient_state
 from ..torch_internals.inductor import config
-from .torch_names import dtype_name
+from .names import dtype_name
 
 
 def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> schema.Ambient:
     """This process' state, as far as it changes what `gm` compiles to. kind: cpu or cuda; values: the graph's inputs.
     Raises Unsupported for a state that no worker can be set to."""
-    if devices.sm_carveout():
+    if ambient_state.sm_carveout():
         raise Unsupported("multiprocessors set aside (torch._C._set_sm_carveout_experimental)")
     autocast = [
         schema.Autocast(
@@ -38,7 +37,7 @@ def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> 
         inference=torch.is_inference_mode_enabled(),
         autocast=autocast,
         default_dtype=dtype_name(torch.get_default_dtype()),
-        matmul_precision=precision.matmul_precision(),
+        matmul_precision=ambient_state.matmul_precision(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         fill_uninitialized=bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
@@ -84,8 +83,8 @@ def current_flags() -> list[tuple[str, bool | int | str]]:
         name: _plain(getattr(owner, attribute)) for name, (owner, attribute) in _BACKEND_FLAGS.items()
     }
     values |= {name: bool(read()) for name, (read, _) in _SDP_FLAGS.items()}
-    values |= precision.read_precisions()
-    values |= attention.read_choices()
+    values |= ambient_state.read_precisions()
+    values |= ambient_state.read_choices()
     for device, default in _AUTOCAST_DTYPES.items():
         dtype = torch.get_autocast_dtype(device)
         # That of an autocast that is on is in Ambient.autocast.
@@ -103,9 +102,13 @@ def differing_process_state(state: schema.Ambient) -> str:
         flags[_EINSUM] = str(settings.strategy)
     filled = bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
     others = [
-        *(["multiprocessors left free"] if devices.sm_carveout() else []),
+        *(["multiprocessors left free"] if ambient_state.sm_carveout() else []),
         *(["the default dtype"] if state.default_dtype != dtype_name(torch.get_default_dtype()) else []),
-        *(["the precision of products"] if state.matmul_precision != precision.matmul_precision() else []),
+        *(
+            ["the precision of products"]
+            if state.matmul_precision != ambient_state.matmul_precision()
+            else []
+        ),
         *(["fill_uninitialized_memory"] if state.fill_uninitialized != filled else []),
         *(["the number of threads"] if state.threads not in (1, config.codegen_threads()) else []),
         *sorted(name for name, _ in {*flags.items()} ^ {*state.flags}),
@@ -147,7 +150,7 @@ def _plain(value: Any) -> bool | int | str:
 @contextlib.contextmanager
 def apply_ambient(state: schema.Ambient) -> Iterator[None]:
     """Run a block in the client's ambient state. Only modes are restored afterwards: the process serves one job."""
-    precision.apply_precisions(state.matmul_precision, dict(state.flags))
+    ambient_state.apply_precisions(state.matmul_precision, dict(state.flags))
     torch.set_default_dtype(getattr(torch, state.default_dtype))
     torch.use_deterministic_algorithms(state.deterministic, warn_only=state.deterministic_warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = state.fill_uninitialized  # type: ignore[attr-defined]
@@ -164,7 +167,7 @@ def apply_ambient(state: schema.Ambient) -> Iterator[None]:
     for device, default in _AUTOCAST_DTYPES.items():
         chosen = flags.get(f"{allowed_names.AUTOCAST_DTYPE}{device}")
         torch.set_autocast_dtype(device, default if chosen is None else getattr(torch, str(chosen)))
-    attention.apply_choices(flags)
+    ambient_state.apply_choices(flags)
     _apply_einsum(str(flags[_EINSUM]) if _EINSUM in flags else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(state.grad))

@@ -4,6 +4,7 @@ FX makes the nodes' names from their targets. Encoding the result gives the same
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from ..errors import ForbiddenTarget, MalformedRequest, Unsupported
 from ..request import allowed_names, schema, size_expr
 from ..request.operator_table import table
 from ..torch_internals.dynamo import kernel_side_table
-from . import dtensor_calls, triton_kernels
-from .targets import import_name, resolve_target
-from .torch_names import torch_device, torch_value
+from . import triton_kernels
+from .dtensors import RequestMeshes
+from .encode import EAGER
+from .names import import_name, resolve_target, torch_device, torch_value
 
 
 def decode_graph(
@@ -26,7 +28,7 @@ def decode_graph(
     device_index: Mapping[str, int],
     symbols: Mapping[str, Any],
     kernels: Sequence[schema.KernelSource] = (),
-    spread: dtensor_calls.RequestMeshes | None = None,
+    spread: RequestMeshes | None = None,
 ) -> torch.fx.GraphModule:
     """The GraphModule of a checked graph.
 
@@ -37,9 +39,14 @@ def decode_graph(
     """
     tensors = [decode_constant(item, device_index) for item in constants]
     known = [kernel_side_table.register_user_kernel(triton_kernels.build(kernel)) for kernel in kernels]
-    return _Decoder(
-        tensors, device_index, symbols, known, spread or dtensor_calls.RequestMeshes([], "cpu")
-    ).graph(graph)
+    return _Decoder(tensors, device_index, symbols, known, spread or RequestMeshes([], "cpu")).graph(graph)
+
+
+def mark_eager(gm: torch.fx.GraphModule, paths: Sequence[Sequence[int]]) -> None:
+    """Set EAGER on the nodes of a decoded graph; `paths` as in EncodedGraph."""
+    for *subgraphs, position in paths:
+        module = functools.reduce(lambda outer, index: getattr(outer, f"subgraph_{index}"), subgraphs, gm)
+        list(module.graph.nodes)[position].meta["custom"] = dict(EAGER)
 
 
 def decode_constant(constant: schema.Constant, device_index: Mapping[str, int]) -> torch.Tensor:
@@ -60,63 +67,65 @@ class _Decoder(Struct):
     device_index: Mapping[str, int]
     symbols: Mapping[str, Any]
     kernels: list[int]
-    spread: dtensor_calls.RequestMeshes
+    spread: RequestMeshes
 
     def graph(self, encoded: schema.Graph) -> torch.fx.GraphModule:
-        held: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             f"subgraph_{index}": self.graph(child) for index, child in enumerate(encoded.subgraphs)
         }
         graph = torch.fx.Graph()
-        made: list[torch.fx.Node] = []
+        nodes: list[torch.fx.Node] = []
         inputs = 0
         for node in encoded.nodes:
-            args = tuple(self._arg(value, made) for value in node.args)
-            kwargs = {name: self._arg(value, made) for name, value in node.kwargs}
+            args = tuple(self._arg(value, nodes) for value in node.args)
+            kwargs = {name: self._arg(value, nodes) for name, value in node.kwargs}
             match node.op:
                 case "placeholder":
-                    made.append(graph.placeholder(f"arg{inputs}"))
+                    nodes.append(graph.placeholder(f"arg{inputs}"))
                     inputs += 1
                 case "get_attr":
-                    made.append(graph.create_node("get_attr", self._held(node.args[0], held)))
+                    nodes.append(graph.create_node("get_attr", self._attribute(node.args[0], attributes)))
                 case "call_function" if node.target == allowed_names.TRITON_CALL:
-                    made.append(
+                    nodes.append(
                         graph.create_node("call_function", import_name(node.target), (), _kernel_call(kwargs))
                     )
                 case "call_function" if node.target in allowed_names.DTENSOR_CALLS:
-                    made.append(graph.create_node("call_function", *self.spread.call(node.target, args)))
+                    nodes.append(graph.create_node("call_function", *self.spread.call(node.target, args)))
                 case "call_function":
-                    made.append(graph.create_node("call_function", resolve_target(node.target), args, kwargs))
+                    nodes.append(
+                        graph.create_node("call_function", resolve_target(node.target), args, kwargs)
+                    )
                 case "call_method":
                     if node.target not in table.load(torch.__version__).methods:
                         raise ForbiddenTarget(f"method {node.target[:200]!r} is not in the table")
-                    made.append(graph.create_node("call_method", node.target, args, kwargs))
+                    nodes.append(graph.create_node("call_method", node.target, args, kwargs))
                 case "output":
-                    made.append(graph.output(args[0]))
+                    nodes.append(graph.output(args[0]))
         try:
-            return torch.fx.GraphModule(held, graph)
+            return torch.fx.GraphModule(attributes, graph)
         except (AssertionError, IndexError, SyntaxError, RecursionError) as error:
             # FX generates Python code of the graph, which fails if an operator has too few operands.
             raise MalformedRequest(f"the graph cannot be written as code: {error}") from error
 
-    def _held(self, value: schema.Arg, held: dict[str, Any]) -> str:
+    def _attribute(self, value: schema.Arg, attributes: dict[str, Any]) -> str:
         """The name of the attribute that a get_attr node reads. A tensor becomes an attribute here."""
         if isinstance(value, schema.Subgraph):
             return f"subgraph_{value.index}"
         if isinstance(value, schema.Const):
             name = f"constant_{value.index}"
-            held[name] = self.tensors[value.index]
+            attributes[name] = self.tensors[value.index]
             return name
         raise Unsupported(f"get_attr of {type(value).__name__}")
 
-    def _arg(self, value: schema.Arg, made: list[torch.fx.Node]) -> Any:
+    def _arg(self, value: schema.Arg, nodes: list[torch.fx.Node]) -> Any:
         def below(item: schema.Arg) -> Any:
-            return self._arg(item, made)
+            return self._arg(item, nodes)
 
         match value:
             case None | bool() | int() | float() | str():
                 return value
             case schema.Ref(index):
-                return made[index]
+                return nodes[index]
             case schema.ListArg(items):
                 return [below(item) for item in items]
             case schema.TupleArg(items):
@@ -148,15 +157,15 @@ class _Decoder(Struct):
             case schema.TritonDType():
                 return triton_kernels.value_of(value)
             case schema.Const() | schema.Subgraph():
-                return None  # _held reads it; get_attr nodes take no arguments
+                return None  # _attribute reads it; get_attr nodes take no arguments
 
 
-def _kernel_call(given: Mapping[str, Any]) -> dict[str, Any]:
+def _kernel_call(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call of a user-written kernel as Dynamo writes them, from those on the wire."""
     return {
-        "kernel_idx": given["kernel"],
-        "constant_args_idx": kernel_side_table.register_user_kernel_constants(given["constant_args"]),
-        "grid": given["grid"],
+        "kernel_idx": kwargs["kernel"],
+        "constant_args_idx": kernel_side_table.register_user_kernel_constants(kwargs["constant_args"]),
+        "grid": kwargs["grid"],
         "tma_descriptor_metadata": {},
-        "kwargs": given["kwargs"],
+        "kwargs": kwargs["kwargs"],
     }

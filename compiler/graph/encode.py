@@ -1,15 +1,23 @@
-"""Stage 2: encodes Dynamo's FX graph as a schema.Graph and its constants, without pickle.
+"""Stage 2: encodes Dynamo's FX graph as a schema.Graph with its constants and kernels, without pickle.
 
 An encoded node has its op, its target's name in the operator table, and its arguments; it refers to earlier nodes by
 position. Names of nodes and files and indices of devices are left out. What the wire format lacks raises Unsupported
-with the node's name."""
+with the node's name.
+
+A request has no annotations (`node.meta`, `gm.meta`). Those listed here only say where code came from, or the worker
+computes them again. Any other could change the lowering (an activation memory budget, a region's own options), so a
+graph that has one is not sent. A graph inside it that no node names is left out: Dynamo leaves one behind where it
+inlines a nested_compile_region. AOTAutograd reads such graphs for hooks for saved tensors alone, by their names, and a
+graph with those is not sent.
+"""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -19,9 +27,7 @@ from ..request.operator_table import table
 from ..torch_internals.dynamo import kernel_side_table, operators, symbolic_shapes
 from ..torch_internals.dynamo.types import OpOverload
 from . import triton_kernels
-from .annotations import refuse_annotations, user_line
-from .targets import not_in_table, target_name
-from .torch_names import DTYPES, LAYOUTS, MEMORY_FORMATS
+from .names import DTYPES, LAYOUTS, MEMORY_FORMATS, not_in_table, target_name
 
 _ASSERTION = re.compile(r"torch\.(ops\.aten\.)?(_functional)?_?(assert|check)\w*(\.\w+)?")
 """Operators whose texts are only messages."""
@@ -29,21 +35,35 @@ _UNPRINTED = re.compile(r"[\x00-\x1f\x7f]+")
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
+class EncodedGraph(NamedTuple):
+    """gpus: indices of the GPUs that the graph names; None stands for the current one. eager: the paths of the nodes
+    that have EAGER, sorted: the positions of the subgraphs around each, then its own."""
+
+    graph: schema.Graph
+    constants: list[schema.Constant]
+    kernels: list[schema.KernelSource]
+    eager: list[list[int]]
+    gpus: set[int | None]
+
+
 def encode_graph(
     gm: torch.fx.GraphModule,
     *,
     symbols: Mapping[Any, str] = {},
     limits: codec.Limits | None = None,
-    kernels: Callable[[Any], int] | None = None,
-) -> tuple[schema.Graph, list[schema.Constant]]:
-    """Encode a graph and the tensors that it holds.
+    original: torch.fx.GraphModule | None = None,
+) -> EncodedGraph:
+    """Encode a graph, the tensors that it holds, and the user-written Triton kernels that it calls.
 
-    symbols: sympy symbol -> its name on the wire, for SymInt arguments. kernels: gives a user-written Triton kernel's
-    position in the request. Raises Unsupported with the node and the reason; LimitExceeded beyond `limits`.
+    symbols: sympy symbol -> its name on the wire, for SymInt arguments. original: the graph of which `gm` is a copy,
+    without its annotations and what no node names. Raises Unsupported with the node and the reason; LimitExceeded
+    beyond `limits`.
     """
-    refuse_annotations(gm)
-    encoder = _Encoder(symbols, limits or codec.Limits(), kernels)
-    return encoder.graph(gm, 1), encoder.constants
+    _refuse_annotations("the graph", original or gm)
+    encoder = _Encoder(symbols, limits or codec.Limits())
+    graph = encoder.graph(gm)
+    kernels = [] if encoder.kernels is None else encoder.kernels.sources
+    return EncodedGraph(graph, encoder.constants, kernels, sorted(encoder.eager), encoder.gpus)
 
 
 def encode_constant(tensor: torch.Tensor) -> schema.Constant:
@@ -84,23 +104,24 @@ def _called(node: torch.fx.Node) -> str:
 
 
 class _Encoder:
-    """Encodes one request's graphs; has what they share: constants, the devices they use, the number of nodes."""
+    """Encodes one request's graphs; has what they share: constants, kernels, the devices they use, the number of
+    nodes."""
 
-    def __init__(
-        self, symbols: Mapping[Any, str], limits: codec.Limits, kernels: Callable[[Any], int] | None
-    ) -> None:
+    def __init__(self, symbols: Mapping[Any, str], limits: codec.Limits) -> None:
         self.constants: list[schema.Constant] = []
+        self.kernels: triton_kernels.KernelSources | None = None
+        self.eager: list[list[int]] = []
+        self.gpus: set[int | None] = set()
         self._symbols = symbols
         self._limits = limits
-        self._kernels = kernels
         self._positions: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # keeps ids in _positions from being reused
         self._bytes = 0
         self._nodes = 0
-        self._indices: dict[str, int] = {}
 
-    def graph(self, gm: torch.fx.GraphModule, depth: int) -> schema.Graph:
-        if depth > self._limits.depth:
+    def graph(self, gm: torch.fx.GraphModule, path: tuple[int, ...] = ()) -> schema.Graph:
+        """path: positions of the subgraphs around it, and its own; () for the whole graph."""
+        if len(path) >= self._limits.depth:
             raise LimitExceeded(f"subgraphs are nested deeper than {self._limits.depth}")
         self._nodes += len(gm.graph.nodes)
         if self._nodes > self._limits.nodes:
@@ -118,11 +139,11 @@ class _Encoder:
                     if isinstance(value, torch.fx.GraphModule):
                         if id(value) not in subgraph_position:
                             subgraph_position[id(value)] = len(subgraphs)
-                            subgraphs.append(self.graph(value, depth + 1))
-                        held: schema.Arg = schema.Subgraph(subgraph_position[id(value)])
+                            subgraphs.append(self.graph(value, (*path, len(subgraphs))))
+                        attribute: schema.Arg = schema.Subgraph(subgraph_position[id(value)])
                     else:
-                        held = schema.Const(self._constant(value))
-                    nodes.append(schema.Node(op="get_attr", target="", args=[held]))
+                        attribute = schema.Const(self._constant(value))
+                    nodes.append(schema.Node(op="get_attr", target="", args=[attribute]))
                 else:
                     nodes.append(self._node(node, position))
             except RelayError as error:
@@ -131,6 +152,8 @@ class _Encoder:
                 raise _refused(node, error.message, error.operator) from None
             except Exception as error:  # a kind of value that PyTorch itself cannot read here
                 raise _refused(node, f"{type(error).__name__}: {error}") from error
+            if node.meta.get("custom") == EAGER:
+                self.eager.append([*path, len(position)])
             position[node] = len(position)
         return schema.Graph(nodes=nodes, subgraphs=subgraphs)
 
@@ -174,28 +197,27 @@ class _Encoder:
         )
 
     def _kernel_call(self, node: torch.fx.Node, arg: Callable[[Any], schema.Arg]) -> schema.Node:
-        given = node.kwargs
-        if self._kernels is None:
-            raise Unsupported("a user-written Triton kernel")
-        if given["tma_descriptor_metadata"]:
+        if node.kwargs["tma_descriptor_metadata"]:
             raise Unsupported(
                 "a user-written Triton kernel that takes tensor descriptors (TMA) from the host"
             )
-        constants = kernel_side_table.user_kernel_constants(cast(int, given["constant_args_idx"]))
+        constants = kernel_side_table.user_kernel_constants(cast(int, node.kwargs["constant_args_idx"]))
         try:
             values = [(name, triton_kernels.constant_of(name, value)) for name, value in constants.items()]
         except triton_source.BadKernelSource as error:
             raise Unsupported(f"an argument of a user-written Triton kernel: {error}") from None
-        kernel = kernel_side_table.user_kernel(cast(int, given["kernel_idx"]))
+        if self.kernels is None:
+            self.kernels = triton_kernels.KernelSources(self._limits)
+        kernel = kernel_side_table.user_kernel(cast(int, node.kwargs["kernel_idx"]))
         return schema.Node(
             op="call_function",
             target=allowed_names.TRITON_CALL,
             args=[],
             kwargs=[
                 ("constant_args", schema.DictArg(cast(Any, values))),
-                ("grid", arg(given["grid"])),
-                ("kernel", schema.UserKernel(self._kernels(kernel))),
-                ("kwargs", arg(given["kwargs"])),
+                ("grid", arg(node.kwargs["grid"])),
+                ("kernel", schema.UserKernel(self.kernels.position(kernel))),
+                ("kwargs", arg(node.kwargs["kwargs"])),
             ],
         )
 
@@ -208,20 +230,17 @@ class _Encoder:
                 raise LimitExceeded(
                     f"the graph holds tensors of more than {self._limits.constant_bytes} bytes"
                 )
-            if value.device.index is not None:
-                self._see_device(value.device)
+            self._device(value.device)
             self._positions[id(value)] = len(self.constants)
             self._kept.append(value)
             self.constants.append(encode_constant(value))
         return self._positions[id(value)]
 
-    def _see_device(self, device: torch.device) -> schema.DeviceArg:
+    def _device(self, device: torch.device) -> schema.DeviceArg:
         if device.type not in allowed_names.DEVICES:
             raise Unsupported(f"device {device.type} cannot travel")
-        if device.type != "cpu" and device.index is not None:
-            seen = self._indices.setdefault(device.type, device.index)
-            if seen != device.index:
-                raise Unsupported(f"the graph uses two {device.type} devices, {seen} and {device.index}")
+        if device.type == "cuda":
+            self.gpus.add(device.index)
         return schema.DeviceArg(device.type)
 
     def _arg(self, value: Any, position: Mapping[torch.fx.Node, int], depth: int) -> schema.Arg:
@@ -240,7 +259,7 @@ class _Encoder:
                 return int(value) if value in _INT64 else schema.BigInt(str(int(value)))
             case str():
                 if allowed_names.DEVICE_TEXT.fullmatch(value):
-                    return self._see_device(torch.device(value))
+                    return self._device(torch.device(value))
                 if len(value) > allowed_names.MAX_TEXT or not allowed_names.TEXT.fullmatch(value):
                     raise Unsupported(
                         f"a text with quotes, backslashes or control characters: {value[:40]!r}"
@@ -261,7 +280,7 @@ class _Encoder:
             case torch.dtype() if value in DTYPES:
                 return schema.DTypeArg(DTYPES[value])
             case torch.device():
-                return self._see_device(value)
+                return self._device(value)
             case torch.memory_format() if value in MEMORY_FORMATS:
                 return schema.MemoryFormatArg(MEMORY_FORMATS[value])
             case torch.layout() if value in LAYOUTS:
@@ -285,3 +304,94 @@ def _message(text: str) -> str:
     """An assertion's message without what a text on the wire cannot have. Inductor writes it into C++ as it is."""
     plain = _UNPRINTED.sub(" ", text).replace('"', "'").replace("\\", "/")
     return plain[: allowed_names.MAX_TEXT]
+
+
+# --- annotations -----------------------------------------------------------------------------------------
+
+INERT_NODE_META = frozenset(
+    {
+        # where the node came from
+        "creation_timestamp",
+        "desc",
+        "from_node",
+        "fwd_nn_module_stack",
+        "fwd_source_fn_stack",
+        "grapharg",
+        "nn_module_stack",
+        "original_aten",
+        "seq_nr",
+        "source_fn_stack",
+        "stack_trace",
+        "torch_fn",
+        # keeps Dynamo's own pass from removing an assertion that it added; AOTAutograd traces the graph anew
+        "_fx_runtime_assert_preserve",
+        # read when inputs are encoded, or computed again on the worker from the inputs' specifications
+        "example_value",
+        "fake_result",
+        "tensor_dict",
+        "tensor_meta",
+        "type",
+        "unbacked_bindings",
+        "val",
+    }
+)
+"""Keys of `node.meta` that do not change code."""
+
+INERT_GRAPH_META = frozenset(
+    {
+        "backend_id",
+        "dynamo_compile_id",
+        "dynamo_flat_name_to_original_fqn",
+        "locals_to_steal",
+    }
+)
+"""Keys of `gm.meta` that do not change code."""
+
+EAGER = {"fallback_to_eager": True}
+"""The only user annotation (`node.meta["custom"]`) that is sent: Inductor lowers such a node to a call of the eager
+operator. flex_attention's create_block_mask sets it."""
+
+SAVED_TENSORS_HOOKS = "saved_tensors_hooks_"
+"""Names of graphs that AOTAutograd runs on the tensors that it saves for the backward pass begin with it."""
+
+_REASONS = {
+    "_checkpoint_context_fn": "selective activation checkpointing (context_fn) runs Python code while compiling",
+}
+
+
+def _refuse_annotations(name: str, gm: torch.fx.GraphModule) -> None:
+    """Raises Unsupported, with a name, if `gm` or a graph inside it has what a request cannot carry."""
+    for key, value in gm.meta.items():
+        if key not in INERT_GRAPH_META and _is_set(value):
+            raise Unsupported(_REASONS.get(key, f"{name} has the annotation {key!r}, which cannot be sent"))
+    for child, _ in gm.named_children():
+        if child.startswith(SAVED_TENSORS_HOOKS):
+            raise Unsupported(f"{name} has hooks for saved tensors")
+    inside: dict[str, torch.fx.GraphModule] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(gm)
+            if isinstance(value, torch.fx.GraphModule):
+                inside[str(node.target)] = value
+        for key, value in node.meta.items():
+            if key not in INERT_NODE_META and _is_set(value) and (key, value) != ("custom", EAGER):
+                refused = Unsupported(f"node '{node.name}' has the annotation {key!r}, which cannot be sent")
+                refused.line = user_line(node)
+                raise refused
+    for child, graph in inside.items():
+        _refuse_annotations(child, graph)
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False and value != {} and value != []
+
+
+_CALL = re.compile(r'File "(.+)", line (\d+), in ')
+_PYTORCH = f"{Path(torch.__file__).parent}/"
+
+
+def user_line(node: torch.fx.Node) -> str:
+    """`FILE:LINE` from which a node comes: of the innermost call that is not PyTorch's own; '' if Dynamo left none."""
+    calls = _CALL.findall(node.meta.get("stack_trace") or "")
+    outside = [call for call in calls if not call[0].startswith(_PYTORCH)]
+    return ":".join((outside or calls)[-1]) if calls else ""

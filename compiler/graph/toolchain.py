@@ -9,7 +9,7 @@ import importlib.metadata
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +17,14 @@ import torch
 
 from ..errors import LibraryMismatch
 from ..request import cpu_isa, schema
-from ..request import cpu_isa as targets
-from ..request.operator_table.libraries import LIBRARIES
+from ..request.operator_table.table import LIBRARIES
 from ..tuning.records import DeviceEnvironment
+
+_BEYOND: dict[str, re.Pattern[str]] = {
+    "DEFAULT": re.compile(r"avx.*|amx_.*|fma|f16c"),
+    "AVX2": re.compile(r"avx512.*|amx_.*"),
+}
+"""PyTorch's CPU capability -> what it leaves unused."""
 
 
 def local_toolchain() -> schema.Toolchain:
@@ -43,7 +48,7 @@ def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> sche
     Of the vector instructions only those that PyTorch's own kernels use: ATEN_CPU_CAPABILITY may have limited them, for
     Inductor as well.
     """
-    cpu = cpu_isa.instruction_sets(cpuinfo("flags").split(), torch.backends.cpu.get_cpu_capability())
+    cpu = _instruction_sets(cpuinfo("flags").split(), torch.backends.cpu.get_cpu_capability())
     if kind == "cpu":
         return schema.Target(kind="cpu", name="", capability="", units=0, cpu=cpu)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
@@ -56,8 +61,15 @@ def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> sche
     )
 
 
+def _instruction_sets(cpuinfo_flags: Collection[str], capability: str = "") -> list[str]:
+    """The names of the table that a processor offers, sorted. capability: that PyTorch limits itself to."""
+    offered = cpu_isa.GCC_FLAGS.keys() & set(cpuinfo_flags)
+    beyond = _BEYOND.get(capability)
+    return sorted(name for name in offered if beyond is None or not beyond.fullmatch(name))
+
+
 def local_library(name: str) -> schema.Library:
-    """A known library as this process has it (request/operator_table/libraries.py). Its module is imported, so its
+    """A known library as this process has it (request/operator_table/table.py). Its module is imported, so its
     operators are registered. Raises LibraryMismatch if it is not installed or defines no such operators."""
     known = LIBRARIES[name]
     try:
@@ -100,7 +112,7 @@ def device_environment(
     if device == "cuda":
         return DeviceEnvironment(target.name, target.capability, _gpu_driver(), *versions)
     model = cpuinfo("model name") or platform.processor() or platform.machine()
-    return DeviceEnvironment(model, targets.capability(target.cpu), "", *versions, threads)
+    return DeviceEnvironment(model, cpu_isa.capability(target.cpu), "", *versions, threads)
 
 
 def _gpu_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from ..api import compiles
 from ..errors import CompileFailed, CompileKilled, RelayError, SpecializeInputs, Unsupported
 from ..graph.ambient import apply_ambient
-from ..graph.inductor_options import options_of
+from ..graph.configuration import options_of
 from ..request import cpu_isa as targets
 from ..request import schema, size_expr
 from ..torch_internals.algorithm_selection import padding_candidates, selector_cache

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from ..graph.results.block_masks import block_mask_of, is_flex_attention
+from ..results.block_masks import block_mask_of, is_flex_attention
 from ..torch_internals.dynamo.operators import is_pytorchs, tensors_in, watching_calls
 
 Range = tuple[int, int]

@@ -23,12 +23,12 @@ from ..api import compiles
 from ..artifact import container, symbol_versions
 from ..artifact import manifest as artifact_manifest
 from ..errors import CompileFailed
-from ..graph.results import outcomes
 from ..graph.toolchain import local_target
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
 from ..request import cpu_isa as targets
 from ..request import schema
+from ..results import outcomes
 from ..search import in_compile, ranking, user_kernels
 from ..search.user_kernels import UserKernelSearch
 from ..torch_internals import compatibility, counters, patching

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..graph import inductor_options
+from ..graph import configuration
 from ..request import cpu_isa as targets
 from ..request import schema
 from ..torch_internals.cpp import instruction_set, precompiled_header
@@ -28,7 +28,7 @@ def name_for(target: schema.Target) -> str:
 
 def build(target: schema.Target, torch_version: str, folder: Path) -> None:
     """Make the header for `target` in `folder`. Raises Inductor's CppCompileError."""
-    options = inductor_options.search_options(torch_version, kernel_threads=1, threads=1)
+    options = configuration.search_options(torch_version, kernel_threads=1, threads=1)
     cpu = target.cpu
     with (
         precompiled_header.header_directory(folder),

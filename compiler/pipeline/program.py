@@ -13,9 +13,9 @@ import torch
 from msgspec import Struct
 
 from ..errors import MalformedRequest
-from ..graph import decode, dtensor_calls, toolchain
+from ..graph import decode, toolchain
 from ..graph.ambient import apply_ambient
-from ..graph.annotations import mark_eager
+from ..graph.dtensors import RequestMeshes
 from ..request import schema, size_expr
 from ..torch_internals.dynamo import symbolic_shapes, tracing
 from ..torch_internals.dynamo.tensors import fake_tensors
@@ -46,7 +46,7 @@ def rebuild(request: schema.GraphRequest) -> Program:
         if not bool(size_expr.evaluate(relation, symbols)):
             raise MalformedRequest(f"relation {relation} does not hold for the symbols' own hints")
     gm = decode_request(request, symbols)
-    mark_eager(gm, request.eager)
+    decode.mark_eager(gm, request.eager)
     numbers = {
         position: symbolic_shapes.new_symfloat(env, f"input_{position}", spec.number)
         for position, spec in enumerate(request.inputs)
@@ -68,7 +68,7 @@ def decode_request(request: schema.GraphRequest, symbols: Mapping[str, Any]) -> 
         device_index={"cuda": 0},
         symbols=symbols,
         kernels=request.kernels,
-        spread=dtensor_calls.RequestMeshes(request.meshes, request.target.kind),
+        spread=RequestMeshes(request.meshes, request.target.kind),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..errors import VerifyFailed
-from ..graph.results.outcomes import AtenReference
+from ..results.outcomes import AtenReference
 from ..torch_internals.dynamo import operators
 from ..torch_internals.inductor import compiled_graphs
 from .philox import CannotReplay, RngVariant, normal, uniform

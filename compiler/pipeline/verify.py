@@ -31,9 +31,9 @@ from msgspec import Struct
 from ..artifact import manifest
 from ..errors import VerifyFailed
 from ..graph import ambient
-from ..graph.results import block_masks, outcomes
-from ..graph.results.numerics import fill, memory_of, rounded_share
 from ..request import schema
+from ..results import block_masks, outcomes
+from ..results.numerics import fill, memory_of, rounded_share
 from ..torch_internals.inductor import compiled_graphs
 from . import integer_inputs, philox, program, random_replay
 from .integer_inputs import IntegerFacts

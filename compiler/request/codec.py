@@ -34,7 +34,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     nodes: int = 100_000
     """Nodes of all graphs together."""
     values: int = 2_000_000
-    """In the arguments of all nodes together: a few bytes each before compression, a hundred in memory."""
+    """Values in the arguments of all nodes together: a few bytes each before compression, a hundred in memory."""
     depth: int = 32
     """Nesting of arguments and of subgraphs."""
     constant_bytes: int = 16 << 20
@@ -91,7 +91,7 @@ def decompress(data: bytes, limit: int) -> bytes:
 
 
 def decompressed(parts: Iterable[bytes], limit: int, *, piece: int = _PIECE) -> Iterator[bytes]:
-    """As `decompress`, of a frame that comes in parts, and in pieces of at most `piece` bytes. What is held besides is
+    """Decompress a frame that comes in parts, and in pieces of at most `piece` bytes. What is held besides is
     one part: the decompressor copies what it has not used of it."""
     unread = iter(parts)
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})

@@ -6,7 +6,6 @@ Only names of this table reach a compiler's command line, whatever a request say
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 GCC_FLAGS: dict[str, str] = {
@@ -45,21 +44,6 @@ _VECTORS: tuple[tuple[str, frozenset[str]], ...] = (
     ("amx_tile", frozenset({"amx_tile", "amx_bf16", "amx_int8"})),
 )
 """Inductor's name of a vector instruction set -> the cpuinfo names that it needs."""
-
-
-_BEYOND: dict[str, re.Pattern[str]] = {
-    "DEFAULT": re.compile(r"avx.*|amx_.*|fma|f16c"),
-    "AVX2": re.compile(r"avx512.*|amx_.*"),
-}
-"""PyTorch's CPU capability -> what it leaves unused."""
-
-
-def instruction_sets(cpuinfo_flags: Collection[str], capability: str = "") -> list[str]:
-    """The names of this table that a processor offers, sorted: `schema.Target.cpu`. capability: that PyTorch limits
-    itself to (torch.backends.cpu.get_cpu_capability)."""
-    offered = GCC_FLAGS.keys() & set(cpuinfo_flags)
-    beyond = _BEYOND.get(capability)
-    return sorted(name for name in offered if beyond is None or not beyond.fullmatch(name))
 
 
 def compiler_flags(cpu: Collection[str]) -> list[str]:

@@ -93,19 +93,19 @@ class KeyComparison(Struct, frozen=True):
     differences: tuple[KeyDifference, ...]
 
 
-def compare(asked: Components, found: Components) -> KeyComparison:
-    """How the request `asked` differs from `found`: "torch 2.12.1 against 2.13.0" and so on. Never raises.
+def compare(wanted: Components, nearest: Components) -> KeyComparison:
+    """How the request `wanted` differs from `nearest`: "torch 2.12.1 against 2.13.0" and so on. Never raises.
 
     Toolchain and target weigh 4 each, another graph 5 to 10, inputs 2 to 4, the rest 1 or 2: of two entries
     the nearer one is likelier to be the same program, called a little differently.
     """
-    names = sorted(name for name in asked.keys() | found.keys() if asked.get(name) != found.get(name))
+    names = sorted(name for name in wanted.keys() | nearest.keys() if wanted.get(name) != nearest.get(name))
     parts = dict.fromkeys(head if (head := _head(name)) in _DETAILED else name for name in names)
     distance = 0.0
     differences: list[KeyDifference] = []
     for part in sorted(parts, key=_position):
         share, texts = (
-            _details(part, asked, found) if part in _DETAILED else (0.0, [_value(part, asked, found)])
+            _details(part, wanted, nearest) if part in _DETAILED else (0.0, [_value(part, wanted, nearest)])
         )
         distance += _WEIGHTS.get(_head(part), 1.0) * (1.0 + share)
         differences += [KeyDifference(part, text) for text in texts]
@@ -121,9 +121,9 @@ def _position(part: str) -> int:
     return _ORDER.index(head) if head in _ORDER else len(_ORDER)
 
 
-def _value(name: str, asked: Components, found: Components) -> str:
+def _value(name: str, wanted: Components, nearest: Components) -> str:
     """A component that is one value."""
-    first, second = _decoded(asked.get(name)), _decoded(found.get(name))
+    first, second = _decoded(wanted.get(name)), _decoded(nearest.get(name))
     if name == "target.cpu" and isinstance(first, list) and isinstance(second, list):
         more, less = (
             [_plain(item) for item in one if item not in other]
@@ -138,27 +138,27 @@ def _value(name: str, asked: Components, found: Components) -> str:
     if name.startswith(("options.", "aot_options.")):
         kind, _, option = name.partition(".")
         label, missing = f"{'AOTAutograd ' if kind == 'aot_options' else ''}option {option}:", "the default"
-    texts = [_plain(_decoded(parts[name])) if name in parts else missing for parts in (asked, found)]
+    texts = [_plain(_decoded(parts[name])) if name in parts else missing for parts in (wanted, nearest)]
     return f"{_short(label)} {texts[0]} against {texts[1]}"
 
 
 # --- parts with details ------------------------------------------------------------------------------------
 
 
-def _details(part: str, asked: Components, found: Components) -> tuple[float, list[str]]:
+def _details(part: str, wanted: Components, nearest: Components) -> tuple[float, list[str]]:
     """Which share of a part's items differs, and how, in words."""
     texts = [
-        _value(name, asked, found)
+        _value(name, wanted, nearest)
         for name in ("inputs.count", "tuning_lock.strict", "tuning_lock.count")
-        if _head(name) == part and asked.get(name) != found.get(name)
+        if _head(name) == part and wanted.get(name) != nearest.get(name)
     ]
-    first, second = _items(part, asked), _items(part, found)
+    first, second = _items(part, wanted), _items(part, nearest)
     names = dict.fromkeys((*first, *second))
     changed = [name for name in names if first.get(name) != second.get(name)]
     if part == "inputs":  # the others were cut off, or are counted
         described = [name for name in changed if name in first and name in second]
     else:
-        described = changed if (f"{part}.list" in asked) == (f"{part}.list" in found) else []
+        described = changed if (f"{part}.list" in wanted) == (f"{part}.list" in nearest) else []
     groups: dict[str, list[str]] = {}
     for name in described:
         groups.setdefault(_change(first.get(name), second.get(name)), []).append(_short(str(name)))
@@ -166,7 +166,7 @@ def _details(part: str, asked: Components, found: Components) -> tuple[float, li
     if len(changes) > _MOST_TEXTS:
         changes[_MOST_TEXTS:] = [f"and {len(changes) - _MOST_TEXTS} more differences"]
     if part == "graph":
-        texts += _first_node(asked, found)
+        texts += _first_node(wanted, nearest)
     return len(changed) / max(len(names), 1), texts + changes or [f"{part.replace('_', ' ')}: another one"]
 
 
@@ -187,17 +187,17 @@ def _items(part: str, components: Components) -> Mapping[str | int, Any]:
     return items
 
 
-def _change(one: Any, other: Any) -> str:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return f"{_plain(one)} against {_plain(other)}"
-    names = [name for name in (*one, *(other.keys() - one.keys())) if one.get(name) != other.get(name)]
+def _change(first: Any, other: Any) -> str:
+    if not isinstance(first, dict) or not isinstance(other, dict):
+        return f"{_plain(first)} against {_plain(other)}"
+    names = [name for name in (*first, *(other.keys() - first.keys())) if first.get(name) != other.get(name)]
     for decisive in ("type", "winner"):  # the others follow from it
         if decisive in names:
             names = [decisive]
     if "shape" in names:  # strides and bytes follow from it
         names = [name for name in names if name not in ("stride", "storage_bytes")]
     return "; ".join(
-        f"{_short(name.replace('_', ' '))} {_plain(one.get(name))} against {_plain(other.get(name))}"
+        f"{_short(name.replace('_', ' '))} {_plain(first.get(name))} against {_plain(other.get(name))}"
         for name in names
     )
 
@@ -208,9 +208,9 @@ def _called(part: str, names: list[str]) -> str:
     return f"{_DETAILED[part]}{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _first_node(asked: Components, found: Components) -> list[str]:
+def _first_node(wanted: Components, nearest: Components) -> list[str]:
     """The first node that differs; none if it is not known."""
-    first, second = _nodes(asked), _nodes(found)
+    first, second = _nodes(wanted), _nodes(nearest)
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one[0] != other[0]:
             return [f"node {index} is {one[0]} against {other[0]}"]

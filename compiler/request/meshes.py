@@ -24,7 +24,7 @@ MOST_MESHES = 8
 MOST_DIMENSIONS = 4
 MOST_RANKS = 1024
 MOST_COORDINATES = 64
-"""Of which a graph is made ahead."""
+"""The most coordinates for which a graph is made ahead."""
 
 
 def check(meshes: Sequence[schema.Mesh]) -> None:

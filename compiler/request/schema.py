@@ -21,7 +21,7 @@ SCHEMA = 1
 PIPELINE = 1
 """Part of every key: raised when the workers compile what is published already anew (CONTRIBUTING.md says when)."""
 FIRST_REVISION = sys.intern("1.1")
-"""Of a part that states none."""
+"""The default of a part that states none."""
 REVISION = sys.intern(f"{SCHEMA}.{PIPELINE}")
 """Requests of one revision are compiled by workers of that revision only. Interned: msgspec leaves out a default that
 is the same object."""
@@ -365,18 +365,18 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     toolchain: Toolchain
     target: Target
     kernels: list[KernelSource] = []
-    """In order of first use."""
+    """Sorted by first use."""
     eager: list[list[int]] = []
     """Nodes that are compiled to calls of their operators, sorted; each the positions of the subgraphs that lead to it,
     then its own."""
     tuning_lock: TuningLock | None = None
     """Only in requests that tune."""
     meshes: list[Mesh] = []
-    """In order of first use. A tensor that is spread over one comes as this process' part of it: see
+    """Sorted by first use. A tensor that is spread over one comes as this process' part of it: see
     compiler/request/meshes.py for the calls that make a DTensor of it, and of a DTensor a part."""
     exact_sizes: bool = False
     """The key covers the symbols' hints, because an artifact for other hints has guards that these do not meet."""
     libraries: list[Library] = []
     """Sorted by name; those whose operators the graph calls."""
     bases: list[Base] = []
-    """By their first view."""
+    """Sorted by their first view."""

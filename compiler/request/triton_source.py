@@ -23,11 +23,11 @@ from . import allowed_names, schema
 BUILTINS = frozenset(
     {"bool", "float", "int", "isinstance", "len", "list", "max", "min", "print", "range", "tuple"}
 )
-"""Of Python's own names, what a kernel may use: what Triton's compiler knows."""
+"""The names of Python's own that a kernel may use: what Triton's compiler knows."""
 
 
 MAX_DEPTH = 200
-"""Of a source's syntax tree. Python's parser has limits of its own, other ones in each version."""
+"""The deepest syntax tree of a source. Python's parser has limits of its own, other ones in each version."""
 
 
 IMPORTS = ("import triton", "import triton.language as tl")
@@ -314,7 +314,7 @@ class _ModuleCheck:
             raise BadKernelSource(f"{where} has a constant of type {type(node.value).__name__}")
 
     def _paths(self, part: ast.AST, where: str) -> None:
-        """Of an imported module, functions and dtypes are used, and not what these modules have imported."""
+        """Only an imported module's functions and dtypes are used, and not what these modules have imported."""
         nodes = list(ast.walk(part))
         inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
         for node in nodes:

@@ -35,12 +35,19 @@ def tunes(request: schema.GraphRequest) -> bool:
     return bool(options.get("max_autotune", by_mode) or options.get("max_autotune_gemm", False))
 
 
-def fits(place: records.DeviceEnvironment, request: schema.GraphRequest) -> bool:
-    """Whether what was measured in `place` may apply to `request`, as far as a client can tell: the driver, and a CPU's
-    model, are those of a worker, which compares them."""
+def fits(environment: records.DeviceEnvironment, request: schema.GraphRequest) -> bool:
+    """Whether what was measured in `environment` may apply to `request`, as far as a client can tell: the driver, and a
+    CPU's model, are those of a worker, which compares them."""
     toolchain, target = request.toolchain, request.target
-    if (place.torch, place.triton, place.cuda) != (toolchain.torch, toolchain.triton, toolchain.cuda):
+    if (environment.torch, environment.triton, environment.cuda) != (
+        toolchain.torch,
+        toolchain.triton,
+        toolchain.cuda,
+    ):
         return False
     if target.kind == "cpu":
-        return (place.capability, place.threads) == (targets.capability(target.cpu), request.ambient.threads)
-    return (place.device, place.capability) == (target.name, target.capability)
+        return (environment.capability, environment.threads) == (
+            targets.capability(target.cpu),
+            request.ambient.threads,
+        )
+    return (environment.device, environment.capability) == (target.name, target.capability)

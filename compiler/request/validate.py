@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import BadOption, ForbiddenTarget, LimitExceeded, MalformedRequest, SchemaMismatch
 from ..tuning import records
 from . import allowed_names, codec, meshes, schema, size_expr, tuning_pins
-from .operator_table import libraries, table
+from .operator_table import table
 
 MAX_DIMENSIONS = 64
 MAX_EXPRESSION_TEXT = 1 << 18
@@ -27,7 +27,7 @@ MAX_VALUES = 2_000_000
 """Values in the arguments of all nodes together: a few bytes each on the wire, a hundred in memory."""
 
 MAX_CONFIGS = 1024
-"""Of one user-written kernel."""
+"""The most configurations of one user-written kernel."""
 
 MAX_LOCKED = 10_000
 """Entries of a request's tuning lock."""
@@ -360,7 +360,7 @@ class _RequestCheck:
                 self._meshes_used = meshes.check_call(node, where, self._request.meshes, self._meshes_used)
             case "call_function":
                 higher_order = node.target in self._ops.hops
-                known = node.target in self._ops.functions or libraries.library_of(node.target) is not None
+                known = node.target in self._ops.functions or table.library_of(node.target) is not None
                 if not higher_order and not known:
                     raise ForbiddenTarget(
                         f"operator {node.target[:200]!r} is not in the table for torch {self._ops.torch}"
@@ -484,7 +484,7 @@ def _toolchain(toolchain: schema.Toolchain) -> None:
 
 def _libraries(request: schema.GraphRequest) -> None:
     """Operators of known libraries are in the graph exactly if the request says which library each is of."""
-    used = libraries.libraries_of(request.graph)
+    used = table.libraries_of(request.graph)
     named = [library.name for library in request.libraries]
     if named != used:
         raise MalformedRequest(f"the graph calls operators of {used}, the request names {named[:8]}")
@@ -535,10 +535,10 @@ def _look_up(node: schema.Node, where: str) -> None:
 
 
 def _options(
-    given: list[tuple[str, schema.OptionValue]], known: dict[str, table.ConfigOption], what: str
+    options: list[tuple[str, schema.OptionValue]], known: dict[str, table.ConfigOption], what: str
 ) -> None:
-    _sorted((name for name, _ in given), f"{what}s")
-    for name, value in given:
+    _sorted((name for name, _ in options), f"{what}s")
+    for name, value in options:
         option = known.get(name)
         if option is None:
             raise BadOption(f"{what} {name[:100]!r} is not one the service takes")

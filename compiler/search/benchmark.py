@@ -22,8 +22,8 @@ from typing import Any, Self
 
 import torch
 
-from ..graph.results import numerics
 from ..process.forked_process import ForkedProcess, ForkedProcessLost
+from ..results import numerics
 from ..torch_internals import devices
 from ..tuning.candidates import Candidates, RunnableCandidates
 

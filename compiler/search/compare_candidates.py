@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from ..errors import CompileFailed
-from ..graph.results import numerics
+from ..results import numerics
 from ..torch_internals.algorithm_selection.padding_candidates import PADDING_PREFIX
 from ..tuning import records
 from ..tuning.candidates import Candidates

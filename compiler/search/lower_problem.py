@@ -16,7 +16,7 @@ import torch
 from msgspec import Struct
 
 from ..api.tuning.operators import MASKS, PRECISIONS
-from ..graph.results import numerics
+from ..results import numerics
 from ..torch_internals import patching
 from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
 from ..torch_internals.dynamo.tensors import fake_tensors

@@ -23,7 +23,7 @@ from msgspec import Struct
 from ..api import compiles
 from ..api.tuning.search_order import SearchJobSpec
 from ..errors import CompileFailed, Unavailable
-from ..graph import inductor_options
+from ..graph import configuration
 from ..graph.toolchain import device_environment
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
@@ -105,7 +105,7 @@ def open_task_executor(
                 cpu_isa.vector_sets(cpu), cpu_isa.compiler_flags(cpu), "avx512_bf16" in cpu
             )
         )
-        options = inductor_options.search_options(order.toolchain.torch, order.threads, processors)
+        options = configuration.search_options(order.toolchain.torch, order.threads, processors)
         stack.enter_context(config.inductor_config(options))
         if order.threads and torch.get_num_threads() != order.threads:
             torch.set_num_threads(order.threads)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from .. import decoding
 from ..api.tuning import kernels
 from ..graph import triton_kernels
-from ..graph.results import numerics
+from ..results import numerics
 from ..tuning import records
 from . import benchmark, device_lock
 from . import ranking as search_ranking

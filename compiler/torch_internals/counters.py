@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
-
-
-def trace_seconds() -> float:
-    """Seconds since Dynamo began on the frame whose graph this thread compiles; 0 outside of one
-    (torch._dynamo.utils.get_metrics_context; its start is private)."""
-    from torch._dynamo.utils import get_metrics_context
-
-    context = get_metrics_context()
-    return (time.time_ns() - context._start_time_ns) / 1e9 if context.in_progress() else 0.0
 
 
 def kernels_measured() -> int:

@@ -46,8 +46,3 @@ def cuda_can_start() -> bool:
     except OSError:
         return True
     return driver.cuInit(0) in (_NO_ERROR, _NO_DEVICE)
-
-
-def sm_carveout() -> int:
-    """Multiprocessors that Inductor's persistent kernels leave to others (torch._C._get_sm_carveout_experimental)."""
-    return torch._C._get_sm_carveout_experimental() or 0

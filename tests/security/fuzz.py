@@ -42,7 +42,7 @@ MANIFEST = msgspec.msgpack.encode(manifest_of(FILES))
 PLAIN = codec.encode_request(codec.unpack_request(graph(nodes=3)))
 LIMITS = codec.Limits()
 OWN, TEXT = key_id(SIGNER.public_key()), key_text(SIGNER.public_key())
-KNOWN = trust_document.known_from_settings([SIGNER.public_key()], [TEXT])
+KNOWN = trust_document.KnownKeys(keys=[trust_document.ListedKey(id=key_id(SIGNER.public_key()), public=TEXT)])
 KEYS = msgspec.msgpack.encode(
     TrustDocument(serial=2, epoch=1, issued=1, keys=[ListedKey(id=OWN, public=TEXT)], revoked=["c" * 16])
 )

@@ -32,7 +32,7 @@ from service_parts import (
 )
 from signed import assembled, evil_members, manifest_of, signed, signed_again, taken_apart
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from torchrelay.clients.artifacts.trust_store import TrustStore
+from torchrelay.clients.artifacts.verification import TrustStore
 from torchrelay.clients.backend import process_backend
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.clients.settings import load_settings

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from service_parts import graph
 from signed import KEY, assembled, manifest_of, sealed, signed, taken_apart
 from torchrelay.clients.gateway import connection
-from torchrelay.clients.gateway.deadline import Deadline
+from torchrelay.clients.gateway.connection import Deadline
 from torchrelay.clients.gateway.event_stream import EventStream
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler import decoding
@@ -196,7 +196,9 @@ DOCUMENT = TrustDocument(
 def test_a_list_of_keys_that_is_none_though_it_was_signed(data: bytes) -> None:
     """What a gateway that was broken into could send; a client refuses it or learns nothing that it cannot use."""
     public = SIGNER.public_key()
-    known = trust_document.known_from_settings([public], [key_text(public)])
+    known = trust_document.KnownKeys(
+        keys=[trust_document.ListedKey(id=key_id(public), public=key_text(public))]
+    )
     signed_document = SignedDocument(data, {key_id(public): SIGNER.sign(trust_document.DOMAIN + data)})
 
     def learn() -> None:

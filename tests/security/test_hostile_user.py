@@ -17,7 +17,7 @@ from torch._inductor import codecache, output_code, triton_bundler
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.shared_libraries import loading_folder, store_library
-from torchrelay.clients.artifacts.trust_store import FILE, TrustStore
+from torchrelay.clients.artifacts.verification import FILE, TrustStore
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import SettingsError
 from torchrelay.compiler.process.own_files import own_folder, read_own, why_exposed

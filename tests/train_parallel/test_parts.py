@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torchrelay.clients.capture.script_graphs import GraphRecorder
+from torchrelay.clients.training.graph_capture.script_graphs import GraphRecorder
 from torchrelay.compiler.request import codec
 from torchrelay.compiler.torch_internals.distributed import dtensor, fake_process_group
 

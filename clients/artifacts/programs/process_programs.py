@@ -20,18 +20,18 @@ import torch
 from ....compiler import decoding
 from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph, in_order
 from ....compiler.graph.ambient import differing_process_state
+from ....compiler.graph.capture import CapturedGraph
+from ....compiler.graph.configuration import Options, read_configuration, split_options
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
 from ....compiler.torch_internals.distributed import process_groups
 from ....compiler.torch_internals.dynamo.programs import values
 from ....compiler.torch_internals.dynamo.programs.frames import FrameName, Part
-from ....compiler.torch_internals.inductor import config_modules
-from ...capture.configuration import Options, read_configuration, split_options
-from ...capture.request import CapturedGraph
+from ....compiler.torch_internals.inductor import config
 from ...reports.run_report import process_report
 from ...settings import load_launcher_info
-from ..background import ArtifactSource
 from ..load import collector
+from ..ranks.job_source import JobSource
 from ..source import ArtifactRequest
 from .store import ProgramStore, digest
 from .team_programs import TeamPrograms
@@ -50,7 +50,7 @@ class ProcessPrograms:
         self,
         backend: Any,
         store: ProgramStore,
-        source: Callable[[], ArtifactSource],
+        source: Callable[[], JobSource],
         *,
         shares: bool = False,
         check_one_in: int = 0,
@@ -65,7 +65,7 @@ class ProcessPrograms:
     def _team(self) -> TeamPrograms | None:
         if not self._shares:
             return None
-        source = self._source()
+        source = self._source().local
         return TeamPrograms(source.gateway, source.disk, source.verifier.signed)
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class ProcessPrograms:
             captured, reason = self._captured(frame, record)
             if reason:
                 return reason
-            found = self._source().obtain(ArtifactRequest(captured, record.request, record.key, []))
+            found = self._source().obtain(ArtifactRequest(captured, record.request, record.key))
         except Exception as error:  # the frame is traced, and says what is wrong in the usual way
             return f"a graph of it cannot be had: {error}"
         if record.artifact and found.digest != record.artifact:
@@ -136,7 +136,7 @@ class ProcessPrograms:
         background, options = split_options(_given_options(frame))
         inductor, aot, cudagraphs = read_configuration(request.mode, options)
         sizes = {symbol.name: symbol.hint for symbol in request.symbols}
-        captured = CapturedGraph(request, sizes, record.device, cudagraphs, floats={})
+        captured = CapturedGraph(request, sizes, record.device, cudagraphs)
         if self._source().may_begin_eagerly(background):
             return captured, "the ranks of a job decide together how long it runs eagerly"
         other = _other_settings(request, inductor, aot) or _other_device(request, record)
@@ -235,11 +235,11 @@ def _dynamo_entries() -> list[str]:
     """Dynamo's configuration: numbers and texts as they are, for the environment sets many of PyTorch's own values; of
     other entries those that code has changed."""
     found = []
-    for name, value in sorted(config_modules.config_entries(_DYNAMO).items()):
+    for name, value in sorted(config.config_entries(_DYNAMO).items()):
         if name in _OF_THIS_MACHINE:
             continue
         if value is None or isinstance(value, bool | int | float | str):
             found.append(f"{name}={value!r}")
-        elif value != config_modules.own_default(_DYNAMO, name):
+        elif value != config.own_default(_DYNAMO, name):
             found.append(f"{name}={sorted(map(repr, value)) if isinstance(value, set) else repr(value)}")
     return found

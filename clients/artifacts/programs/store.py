@@ -21,7 +21,7 @@ from ...atomic_file import locked, write_atomically
 from ...reports.run_report import process_report
 
 _VARIANTS = 16
-"""Of one frame; the oldest go."""
+"""The most that are kept of one frame; the oldest go."""
 _STALE = 256
 """Digests of one frame's stale records; the oldest go."""
 _MAC_BYTES = 32

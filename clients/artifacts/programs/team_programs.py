@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 30.0
 _EXIT_SECONDS = 5.0
 """The end of the process waits so long for uploads."""
 _MEMORY_BYTES = 64 << 20
-"""Of programs that the disk does not keep; others are fetched again when they are needed again."""
+"""The most of programs that the disk does not keep; others are fetched again when they are needed again."""
 Device = Literal["cpu", "cuda"]
 _Waiting = tuple[str, FrameProgram, Device, FrameProgram | None]
 Verify = Callable[[bytes, str], Artifact]
@@ -48,7 +48,7 @@ class TeamPrograms:
         self._absent: set[str] = set()
         """Keys of places where the service has no program that can be used."""
         self._files: dict[str, bytes] = {}
-        """By such a key: what the disk does not keep."""
+        """Programs that the disk does not keep, by such a key."""
         self._paused_until = 0.0
         self._may_send = True
         self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
@@ -141,8 +141,8 @@ class TeamPrograms:
     def _send(
         self, function: str, program: FrameProgram, device: Device, instead: FrameProgram | None
     ) -> None:
-        """To the place of the other, or to the first free one. If all are taken, another program goes, which this one
-        chooses."""
+        """Send a program to the slot of the other, or to the first free one. If all are taken, another program goes,
+        which this one chooses."""
         body = shared.encode_upload(ProgramUpload(local_toolchain(), local_target(device), program))
         for slot in range(SLOTS if instead is not None else 0):
             key = shared.slot_key(function, slot)

@@ -24,10 +24,9 @@ from msgspec import Struct
 
 from ....compiler import decoding
 from ....compiler.api import compiles
-from ....compiler.artifact.symbol_versions import CUDA
+from ....compiler.artifact.symbol_versions import CUDA, check_needs
 from ....compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError
-from ...gateway.deadline import Deadline
-from ..verification import Machine, check_needs
+from ...gateway.connection import Deadline
 
 _HEARTBEAT_SECONDS = 1.0
 _LOST_SECONDS = 15.0
@@ -104,6 +103,14 @@ class _PostedArtifact(NamedTuple):
     generation: int
     chunks: int
     size: int
+
+
+class Machine(Struct, frozen=True):
+    """What a process can load. `offered`: the versions of `offered()`. `problem`: why it can load no library at all, or
+    ''."""
+
+    offered: dict[str, str]
+    problem: str = ""
 
 
 class JobMachines:
@@ -203,7 +210,8 @@ class StoreAgreement:
         self.machines = JobMachines(store, readers + 1)
 
     def common_call(self, key: str) -> CommonCall:
-        """For a graph with this key. Graphs of one key are told apart by their order, which is that of all ranks."""
+        """The common call of a graph with this key. Graphs of one key are told apart by their order, which is that of
+        all ranks."""
         self._begun[key] += 1
         return CommonCall(self._store, f"{key}/calls/{self._begun[key]}")
 

@@ -9,18 +9,15 @@ from datetime import timedelta
 
 import torch.distributed
 
-from ....compiler.artifact import container
+from ....compiler.artifact import container, symbol_versions
 from ....compiler.errors import ArtifactError, JobUnreachable, RelayError, SizesDiffer
 from ....compiler.torch_internals.distributed import process_groups
-from ...gateway.compile_client import GatewayClient
 from ...gateway.connection import rebuild
-from ...reports.run_report import RunReport
-from ...settings import ClientSettings, LauncherInfo
-from ..prefetch import Prefetch
+from ...settings import LauncherInfo
 from ..shared_libraries import why_nothing_loads
 from ..source import A, ArtifactRequest, LoadedArtifact, LocalSource
-from ..verification import Machine, VerifiedArtifact, offered
-from .agreement import AgreementStore, Decision, StoreAgreement
+from ..verification import VerifiedArtifact
+from .agreement import AgreementStore, Decision, Machine, StoreAgreement
 
 _STORE_SECONDS = 30.0
 """The longest that a job's store may take to answer."""
@@ -28,18 +25,11 @@ _FETCH_SECONDS = 60.0
 """An artifact that the job decided on, from the gateway."""
 
 
-class JobSource(LocalSource):
-    """The sources of artifacts of one process, which may be one of a job."""
+class JobSource:
+    """Where a process obtains artifacts that may be one of a job."""
 
-    def __init__(
-        self,
-        settings: ClientSettings,
-        report: RunReport,
-        gateway: GatewayClient,
-        prefetch: Prefetch | None,
-        launch: LauncherInfo | None,
-    ) -> None:
-        super().__init__(settings, report, gateway, prefetch)
+    def __init__(self, local: LocalSource, launch: LauncherInfo | None) -> None:
+        self.local = local
         self._launch = launch
         self._owner = os.getpid()
         self._store_job: StoreAgreement | None = None
@@ -58,11 +48,28 @@ class JobSource(LocalSource):
             return self._obtain(wanted.with_exact_sizes(), self.job())
 
     def _obtain(self, wanted: ArtifactRequest, job: StoreAgreement | None) -> LoadedArtifact:
-        return self.used(self.obtain_here(wanted) if job is None else self._obtain_for_job(job, wanted))
+        artifact = self.local.obtain(wanted) if job is None else self._obtain_for_job(job, wanted)
+        return self.local.used(artifact)
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the launcher started several processes, or this one is in a job, or was."""
+        started = self._launch is not None and self._launch.world_size > 1
+        return started or self.left_job is not None
+
+    def may_begin_eagerly(self, background: bool | None) -> bool:
+        """Whether this process is one of several that agree on the call from which on they run a graph compiled.
+        background: as in RelayBackend.compile."""
+        wanted = self.local.settings.background if background is None else background
+        return wanted and (self.is_one_of_several or self.job() is not None)
+
+    def owns_job(self) -> bool:
+        """Whether this process may use its job's store: a forked child must not."""
+        return os.getpid() == self._owner
 
     def job(self) -> StoreAgreement | None:
         if self.left_job is not None:
-            self._report.alone(self.left_job)
+            self.local.report.alone(self.left_job)
             return None
         try:
             return self._joined()
@@ -72,7 +79,7 @@ class JobSource(LocalSource):
 
     def _joined(self) -> StoreAgreement | None:
         """How this process agrees with the others of its job; None if it has none. Raises JobUnreachable."""
-        if os.getpid() != self._owner:
+        if not self.owns_job():
             return None
         if self._store_job is None:
             self._store_job = self._join()
@@ -99,16 +106,18 @@ class JobSource(LocalSource):
         run = launch.run if launch is not None else ""
         prefix = f"torchrelay/{hashlib.sha256(run.encode()).hexdigest()[:16]}/"
         agreement = StoreAgreement(AgreementStore(store, prefix), size - 1)
-        problem = why_nothing_loads(self._settings.cache_dir)
-        agreement.machines.join(Machine(offered(), problem))
+        problem = why_nothing_loads(self.local.settings.cache_dir)
+        agreement.machines.join(Machine(symbol_versions.offered(), problem))
         return agreement
 
     def _obtain_for_job(self, job: StoreAgreement, wanted: ArtifactRequest) -> LoadedArtifact:
         return self.agreed(
             job,
             wanted,
-            lambda: self.obtain_here(wanted),
-            lambda decision, repeated: self.loaded(self.decided_on(job, wanted, decision, repeated), wanted),
+            lambda: self.local.obtain(wanted),
+            lambda decision, repeated: self.local.loaded(
+                self.decided_on(job, wanted, decision, repeated), wanted
+            ),
         )
 
     def agreed(
@@ -135,7 +144,7 @@ class JobSource(LocalSource):
 
         repeated = wanted.key in self._decided
         try:
-            seconds = self._settings.deadline
+            seconds = self.local.settings.deadline
             decision = self._decided.get(wanted.key) or job.agree(wanted.key, seconds, obtain)
         except JobUnreachable as error:
             self.leave_job(error)
@@ -153,14 +162,14 @@ class JobSource(LocalSource):
         except SizesDiffer:
             raise
         except RelayError as error:
-            self._report.alone(error)
+            self.local.report.alone(error)
             raise
 
     def decided_on(
         self, job: StoreAgreement, wanted: ArtifactRequest, decision: Decision, repeated: bool
     ) -> VerifiedArtifact:
         """Exactly the artifact that was decided on, from disk, from the job or from the gateway."""
-        stored = self.disk.get(wanted.key)
+        stored = self.local.disk.get(wanted.key)
         if stored is not None and hashlib.sha256(stored).hexdigest() != decision.digest:
             stored = None
         data = stored
@@ -171,17 +180,17 @@ class JobSource(LocalSource):
         except JobUnreachable as error:
             self.leave_job(error)
         if data is None:
-            data = self.gateway.artifact(wanted.key, deadline=_FETCH_SECONDS)
+            data = self.local.gateway.artifact(wanted.key, deadline=_FETCH_SECONDS)
             if hashlib.sha256(data).hexdigest() != decision.digest:
                 raise ArtifactError(
                     "the artifact that the job decided on is gone; there is another one by now"
                 )
-        opened = self.verifier.answers(data, wanted.key, wanted.captured.request)
+        opened = self.local.verifier.answers(data, wanted.key, wanted.captured.request)
         if data is not stored:
-            self.disk.put(wanted.key, data)
+            self.local.disk.put(wanted.key, data)
         return VerifiedArtifact(data, opened, "disk_hit" if repeated else "shared")
 
     def leave_job(self, error: JobUnreachable) -> None:
         """Go on without the job: from now on this process obtains each artifact by itself."""
         self.left_job = error
-        self._report.alone(error)
+        self.local.report.alone(error)

@@ -42,7 +42,7 @@ from ....compiler.errors import (
 )
 from ....compiler.request import schema
 from ....compiler.request.operator_table.table import VERSIONS as TESTED
-from ...artifacts.trust_store import FILE, TrustStore
+from ...artifacts.verification import FILE, TrustStore
 from ...gateway.compile_client import GatewayClient
 from ...jobfiles import tuning_lock
 from ...settings import ClientSettings, child_environment, credentials_path, load_settings

@@ -260,7 +260,7 @@ def _request(spec: tune_file.TuneFile, path: Path, tunes: TuningJobsClient) -> T
             which = f"{named}, {n} of {len(bodies)}" if len(bodies) > 1 else named
             items.append(GraphTuneItem(file.line, key, file.mode, which))
     if spec.kernels:
-        from ...capture.tuning_kernels import resolve_kernel
+        from ...jobfiles.imported_kernels import resolve_kernel
 
         for item in spec.kernels:
             kernel = resolve_kernel(item, path.parent.absolute())

@@ -1,4 +1,4 @@
-"""The token of each request: a fixed one, one in a file that somebody else rotates, or one that is renewed here.
+"""The token in a file: one that somebody else rotates, or one that is renewed here.
 
 Processes of one user share the credentials file, and a provider may take each refresh token once: who renews holds the
 file's lock, and reads the file again first.
@@ -29,23 +29,18 @@ _LOCK_PAUSE_SECONDS = 0.05
 class Bearer:
     """Safe for threads, and after a fork."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(self, settings: ClientSettings, path: Path) -> None:
         self._settings = settings
+        self._path = path
         self._lock = ForkSafeLock()
-        self._known: str | SignedIn = settings.token
+        self._known: str | SignedIn = ""
         self._file_state: tuple[int, ...] = ()
         self._tried = float("-inf")
         self._problem = ""
 
-    @property
-    def sends_any(self) -> bool:
-        return bool(self._settings.token or self._settings.token_file)
-
     def token(self) -> str:
-        """'': none. May ask the provider first, for seconds. Raises Unauthenticated if no token holds any longer."""
-        path = self._settings.token_file
-        if path is None:
-            return self._settings.token
+        """May ask the provider first, for seconds. Raises Unauthenticated if no token holds any longer."""
+        path = self._path
         with self._lock:
             held = self._read(path)
             if isinstance(held, str):

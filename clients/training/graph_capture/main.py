@@ -35,11 +35,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _captured(target: Sequence[str]) -> CapturedGraphs:
-    from ...capture.script_graphs import GraphRecorder, run_recorded
     from .. import precision
     from ..rank import run_script
     from ..rank.main import runner
     from .fake_process_groups import fake_process_groups
+    from .script_graphs import GraphRecorder, run_recorded
 
     rank = load_rank()
     spec = rank.spec

@@ -41,7 +41,7 @@ def preload() -> None:
     from ....compiler.torch_internals.loading import preload as loading_preload
 
     loading_preload.preload_training()
-    from ...capture import patch_compile  # noqa: F401
+    from ... import patch_compile  # noqa: F401
 
 
 def fit() -> bool:

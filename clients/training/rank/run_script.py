@@ -57,7 +57,7 @@ def compile_through_service(*, tune: bool = False) -> None:
     """Make torchrelay the back end of every torch.compile in this process that names none, or PyTorch's default. tune:
     and TUNED_MODE the mode of those that name none."""
     from ...backend import enable, torchrelay
-    from ...capture.patch_compile import DEFAULT, compile_with_backend
+    from ...patch_compile import DEFAULT, compile_with_backend
 
     enable()
     torch.compile = compile_with_backend(

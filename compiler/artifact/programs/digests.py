@@ -44,10 +44,10 @@ class Met:
         self._packages = {"builtins"}
         self._classes: set[type] = set()
 
-    def add_class(self, found: type) -> None:
-        if found not in self._classes:
-            self._classes.update(found.__mro__)
-            self._packages.update(_package(kind.__module__) for kind in found.__mro__)
+    def add_class(self, added: type) -> None:
+        if added not in self._classes:
+            self._classes.update(added.__mro__)
+            self._packages.update(_package(kind.__module__) for kind in added.__mro__)
 
     def add_module(self, name: str | None) -> None:
         if name is not None:
@@ -70,7 +70,7 @@ class Met:
 
 class _Snapshot(threading.local):
     known: dict[tuple[str, int], tuple[Any, Any]] | None = None
-    """By kind and id, with the object, which keeps its id; None outside a snapshot."""
+    """Descriptions by kind and id, with the object, which keeps its id; None outside a snapshot."""
     met: Met | None = None
 
 
@@ -97,9 +97,9 @@ def meeting() -> Iterator[Met]:
         _snapshot.met = before
 
 
-def meet_class(found: type) -> None:
+def meet_class(kind: type) -> None:
     if _snapshot.met is not None:
-        _snapshot.met.add_class(found)
+        _snapshot.met.add_class(kind)
 
 
 def meet_module(name: str | None) -> None:
@@ -108,20 +108,20 @@ def meet_module(name: str | None) -> None:
         _snapshot.met.add_module(name)
 
 
-def once(kind: str, found: K, describe: Callable[[K], V]) -> V:
+def once(kind: str, subject: K, describe: Callable[[K], V]) -> V:
     """`describe` of a function or class; in a snapshot, only the first time that this kind of it is asked for."""
     known = _snapshot.known
     if known is None:
-        return describe(found)
-    place = kind, id(found)
+        return describe(subject)
+    place = kind, id(subject)
     if place not in known:
-        known[place] = found, describe(found)
+        known[place] = subject, describe(subject)
     described: V = known[place][1]
     return described
 
 
 def code_digest(code: types.CodeType) -> str:
-    """Of one code object, with those in its constants."""
+    """The digest of one code object, with those in its constants."""
     place = id(code)
     if (known := _codes.get(place)) is not None and known[0]() is code:
         return known[1]
@@ -133,30 +133,30 @@ def code_digest(code: types.CodeType) -> str:
 
 
 def frame_digest(code: types.CodeType, scope: Mapping[str, Any]) -> str:
-    """Of the code of a frame, with which of its names its module has."""
+    """The digest of a frame's code, with which of its names its module has."""
     return hashlib.sha256(repr((code_digest(code), _known(code, scope))).encode()).hexdigest()
 
 
-def function_digest(found: Any) -> str:
-    """Of a function, method, property or decorated function, with all that it wraps. Raises ValueError for anything
-    else."""
-    return once("function", found, _function_digest)
+def function_digest(function: Any) -> str:
+    """The digest of a function, method, property or decorated function, with all that it wraps. Raises ValueError for
+    anything else."""
+    return once("function", function, _function_digest)
 
 
-def class_digest(found: type) -> str:
-    """Of a class and its bases: names, functions and plain attributes of each."""
-    return once("class", found, _class_digest)
+def class_digest(kind: type) -> str:
+    """The digest of a class and its bases: names, functions and plain attributes of each."""
+    return once("class", kind, _class_digest)
 
 
-def reached_functions(found: Any) -> Iterator[types.FunctionType]:
+def reached_functions(value: Any) -> Iterator[types.FunctionType]:
     """The function, what it wraps, and the functions in its closure; each once, in a fixed order."""
-    yield from _reached(found, set(), 0)
+    yield from _reached(value, set(), 0)
 
 
-def has_fixed_order(found: Iterable[Any]) -> bool:
+def has_fixed_order(items: Iterable[Any]) -> bool:
     """Whether a set of these values has one order in every process that makes it in one way: numbers do. Texts do not
     (PYTHONHASHSEED), nor do objects, whose hashes are addresses."""
-    return all(type(each) in (bool, int, float, complex) for each in found)
+    return all(type(each) in (bool, int, float, complex) for each in items)
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -179,16 +179,16 @@ def resolve(module: str, name: str) -> Any:
     return found
 
 
-def _forget(place: int, reference: weakref.ref[types.CodeType]) -> None:
-    if place in _codes and _codes[place][0] is reference:
-        del _codes[place]
+def _forget(code_id: int, reference: weakref.ref[types.CodeType]) -> None:
+    if code_id in _codes and _codes[code_id][0] is reference:
+        del _codes[code_id]
 
 
-def _function_digest(found: Any) -> str:
+def _function_digest(subject: Any) -> str:
     digest = hashlib.sha256()
-    functions = list(reached_functions(found))
+    functions = list(reached_functions(subject))
     if not functions:
-        raise ValueError(f"{type(found).__name__} is no function")
+        raise ValueError(f"{type(subject).__name__} is no function")
     for function in functions:
         digest.update(code_digest(function.__code__).encode())
         known = _known(function.__code__, function.__globals__)
@@ -197,15 +197,15 @@ def _function_digest(found: Any) -> str:
         # Of a method of an object that is made while tracing, Dynamo reads these without guards.
         values = (function.__defaults__, function.__kwdefaults__, _cells(function))
         digest.update(repr((function.__module__, known, own, [*map(_simple, values)])).encode())
-    digest.update(type(found).__name__.encode())
+    digest.update(type(subject).__name__.encode())
     return digest.hexdigest()
 
 
-def _class_digest(found: type) -> str:
+def _class_digest(subject: type) -> str:
     digest = hashlib.sha256()
-    if not _of_library(type(found)):
-        digest.update(class_digest(type(found)).encode())
-    for kind in found.__mro__:
+    if not _of_library(type(subject)):
+        digest.update(class_digest(type(subject)).encode())
+    for kind in subject.__mro__:
         digest.update(once("own part", kind, _own_part))
     return digest.hexdigest()
 
@@ -229,30 +229,30 @@ def _own_part(kind: type) -> bytes:
     return "".join(parts).encode()
 
 
-def _reached(found: Any, seen: set[int], depth: int) -> Iterator[types.FunctionType]:
-    if depth > _DEPTH or id(found) in seen:
+def _reached(subject: Any, seen: set[int], depth: int) -> Iterator[types.FunctionType]:
+    if depth > _DEPTH or id(subject) in seen:
         return
-    seen.add(id(found))
-    match found:
+    seen.add(id(subject))
+    match subject:
         case types.FunctionType():
-            yield found
-            for cell in found.__closure__ or ():
+            yield subject
+            for cell in subject.__closure__ or ():
                 try:
                     inner = cell.cell_contents
                 except ValueError:
                     continue
                 yield from _reached(inner, seen, depth + 1)
-            if (wrapped := vars(found).get("__wrapped__")) is not None:
+            if (wrapped := vars(subject).get("__wrapped__")) is not None:
                 yield from _reached(wrapped, seen, depth + 1)
         case staticmethod() | classmethod() | types.MethodType():
-            yield from _reached(found.__func__, seen, depth + 1)
+            yield from _reached(subject.__func__, seen, depth + 1)
         case property() | types.DynamicClassAttribute():
-            for part in (found.fget, found.fset, found.fdel):
+            for part in (subject.fget, subject.fset, subject.fdel):
                 yield from _reached(part, seen, depth + 1)
         case functools.partial() | functools.cached_property():
-            yield from _reached(found.func, seen, depth + 1)
-        case _ if isinstance(found, functools._lru_cache_wrapper):
-            yield from _reached(found.__wrapped__, seen, depth + 1)
+            yield from _reached(subject.func, seen, depth + 1)
+        case _ if isinstance(subject, functools._lru_cache_wrapper):
+            yield from _reached(subject.__wrapped__, seen, depth + 1)
 
 
 def _of_library(kind: type) -> bool:
@@ -338,10 +338,10 @@ def _add_constant(digest: Any, constant: Any) -> None:
         digest.update(f"{type(constant).__name__}:{constant!r}\0".encode())
 
 
-def _ordered(found: Set[Any], shown: Callable[[Any], str]) -> list[str]:
+def _ordered(items: Set[Any], shown: Callable[[Any], str]) -> list[str]:
     """The elements of a set as texts: in its order if all processes have the same."""
-    texts = [shown(each) for each in found]
-    return texts if has_fixed_order(found) else sorted(texts)
+    texts = [shown(each) for each in items]
+    return texts if has_fixed_order(items) else sorted(texts)
 
 
 def _plain_attributes(kind: type, depth: int) -> list[Any]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 REVISION = 7
-"""Of these records and of what they mean. Another revision's programs are traced again."""
+"""The revision of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
-"""Of an encoded program."""
+"""The limit of an encoded program."""
 
 _Name = Annotated[str, Meta(max_length=512)]
 _Index = Annotated[int, Meta(ge=0, lt=1 << 20)]
@@ -132,7 +132,7 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     bytecode: bytes
     constants: list[ConstantRecord]
-    """Of the bytecode."""
+    """The constants of the bytecode."""
     sources: list[SourceRecord]
     guards: list[GuardRecord]
     compared: list[GuardRecord] = []

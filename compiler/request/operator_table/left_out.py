@@ -3,7 +3,7 @@
 Each rule is a reason and a pattern for whole names. ATEN: base names of dispatcher operators (before the overload);
 generate.py drops what it matches. FUNCTIONS: full names of Python functions and bindings. HIGHER_ORDER: names in
 torch.ops.higher_order. METHODS: methods of torch.Tensor. The tests compare the table with Dynamo's own lists, and fail
-for a name that is neither in the table nor left out here. Users read the reasons (compiler/graph/targets.py).
+for a name that is neither in the table nor left out here. Users read the reasons (compiler/graph/names.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ATEN = _reasons(
 )
 
 TYPES = re.compile(r"Storage|Stream|__torch__|QScheme|Any\b|PyObject")
-"""In the schema of a dispatcher operator: types that no value on the wire can have, or that name storage."""
+"""Types in the schema of a dispatcher operator that no value on the wire can have, or that name storage."""
 
 FUNCTIONS = _reasons(
     {

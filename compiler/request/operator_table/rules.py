@@ -304,8 +304,3 @@ LOCAL_ENTRIES: dict[str, re.Pattern[str]] = {
         r"|soft_pending_unbacked.*"
     ),
 }
-
-
-def is_local_entry(module: str, name: str) -> bool:
-    """Whether an entry of a configuration module never changes what the service compiles for a request."""
-    return LOCAL_ENTRIES[module].fullmatch(name) is not None

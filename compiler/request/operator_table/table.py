@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import msgspec
 
 from ... import decoding
 from ...errors import Unsupported
+from .. import schema
 
 TypeTag = Literal["bool", "int", "float", "str"]
 
@@ -26,7 +28,7 @@ class ConfigOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     type: TypeTag
     optional: bool = False
     values: tuple[str, ...] = ()
-    """For a str: the values allowed. Free text is never an option's value."""
+    """The values allowed for a str. Free text is never an option's value."""
     default: bool | int | float | str | None = None
     """PyTorch's own, in a process whose environment says nothing about it. A request holds what differs."""
 
@@ -130,3 +132,46 @@ def portable(value: object) -> object:
         return {str(key): portable(item) for key, item in value.items()}
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+# --- operators that known libraries register with torch.library ------------------------------------------
+# A request names the library, its version and a digest of the source that defines the operators. A worker compiles only
+# if its own library has the same; it imports the module that is written here, and nothing of the request. So the
+# operator is the same one on both sides, and another version has another key.
+
+
+class KnownLibrary(msgspec.Struct, frozen=True):
+    """module: registers the operators when it is imported. operators: their names in a graph."""
+
+    module: str
+    operators: frozenset[str]
+
+
+LIBRARIES: Mapping[str, KnownLibrary] = {
+    "transformers": KnownLibrary(
+        module="transformers.integrations.moe",
+        operators=frozenset({"torch.ops.transformers.grouped_mm_fallback"}),
+    )
+}
+"""The libraries by the names of their distributions. The source that is digested is the module's own file: an operator
+whose definition is in several files does not belong here."""
+
+_LIBRARY_OF = {operator: name for name, library in LIBRARIES.items() for operator in library.operators}
+
+
+def library_of(operator: str) -> str | None:
+    """The library that registers an operator; None: no known one does."""
+    return _LIBRARY_OF.get(operator)
+
+
+def libraries_of(graph: schema.Graph) -> list[str]:
+    """The libraries whose operators a graph and its subgraphs call, sorted."""
+    return sorted({name for node in _nodes(graph) if (name := library_of(node.target)) is not None})
+
+
+def _nodes(graph: schema.Graph) -> Iterator[schema.Node]:
+    todo = [graph]
+    while todo:
+        last = todo.pop()
+        yield from last.nodes
+        todo += last.subgraphs

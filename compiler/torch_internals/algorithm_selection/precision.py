@@ -6,16 +6,16 @@ from collections.abc import Collection
 
 import torch
 
-from .. import precision
+from .. import ambient_state
 
 
 def precision_settings(name: str, device: str, dtypes: Collection[str]) -> dict[str, str]:
     """What else decides how an operator on these dtypes (`torch.float32`) is computed."""
     settings: dict[str, str] = {}
     if "torch.float32" in dtypes:
-        settings["precision"] = precision.matmul_precision()
+        settings["precision"] = ambient_state.matmul_precision()
         if device == "cuda" and name == "convolution":
-            settings["cudnn.allow_tf32"] = str(precision.read_precisions()[precision.CUDNN_TF32])
+            settings["cudnn.allow_tf32"] = str(ambient_state.read_precisions()[ambient_state.CUDNN_TF32])
     if device == "cuda" and not {"torch.float16", "torch.bfloat16"}.isdisjoint(dtypes):
         matmul = torch.backends.cuda.matmul
         reduced = {

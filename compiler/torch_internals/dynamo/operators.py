@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._dynamo import utils
 from torch._ops import OpOverload
 
 from ...request.operator_table.rules import REGISTERED_BY
@@ -80,3 +82,35 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     from torch.utils._pytree import tree_leaves
 
     return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+# --- NumPy -----------------------------------------------------------------------------------------------
+# Dynamo writes calls of wrappers around PyTorch's own form of NumPy, torch._numpy. A function's name is that in
+# torch._numpy, an operator's begins with NUMPY_OPERATOR and a method's with NUMPY_METHOD. The wrapper itself has no
+# name, because it is made for each call.
+
+NUMPY = "torch._numpy."
+NUMPY_OPERATOR = "torch._numpy._operator."
+NUMPY_METHOD = "torch._numpy.ndarray."
+
+
+def numpy_name(target: Any, functions: Mapping[Any, str]) -> str | None:
+    """The name of what a wrapper calls; None: not a wrapper. functions: torch._numpy's, with their names."""
+    kind = type(target)  # not isinstance: a subclass may do anything else
+    if kind is utils.numpy_to_tensor_wrapper:
+        return functions.get(target.f, f"{NUMPY}{target.f.__name__}")
+    if kind is utils.numpy_operator_wrapper:
+        name = target.op.__name__
+        return f"{NUMPY_OPERATOR}{name}" if getattr(operator, name, None) is target.op else f"{NUMPY}{name}"
+    if kind is utils.numpy_method_wrapper:
+        return f"{NUMPY_METHOD}{target.method}"
+    return None
+
+
+def numpy_wrapper(name: str, find: Callable[[str], Any]) -> Any:
+    """What a graph calls for such a name. find: a function of torch._numpy by its name."""
+    if name.startswith(NUMPY_OPERATOR):
+        return utils.numpy_operator_wrapper(getattr(operator, name.removeprefix(NUMPY_OPERATOR)))
+    if name.startswith(NUMPY_METHOD):
+        return utils.numpy_method_wrapper(name.removeprefix(NUMPY_METHOD))
+    return utils.numpy_to_tensor_wrapper(find(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,3 +71,12 @@ def attach_dynamo_metadata(
 def static_input_type(node: torch.fx.Node) -> str:
     """Dynamo's mark on a placeholder whose address does not change: '', 'guarded' or 'unguarded'."""
     return str(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type", "") or "")
+
+
+def trace_seconds() -> float:
+    """Seconds since Dynamo began on the frame whose graph this thread compiles; 0 outside of one
+    (torch._dynamo.utils.get_metrics_context; its start is private)."""
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    return (time.time_ns() - context._start_time_ns) / 1e9 if context.in_progress() else 0.0

@@ -1,12 +1,21 @@
-"""Configuration of Inductor and AOTAutograd: read, compare, set inside a block."""
+"""PyTorch's configuration: read, compare, set inside a block; and what else a process has set that changes code.
+
+Its modules are those that torch.utils._config_module.install_config_module makes.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.compiler.config
+from torch._ops import OpOverload, OpOverloadPacket
 
 AOT_SERIALIZABLE: dict[str, Any] = {
     "strict_autograd_cache": True,
@@ -57,13 +66,6 @@ def codegen_threads() -> int:
     return config.cpp.threads if config.cpp.threads > 0 else torch.get_num_threads()
 
 
-def current_options() -> dict[str, Any]:
-    """torch._inductor.config as it is now, however it came to be so."""
-    from torch._inductor import config
-
-    return dict(config.get_config_copy())
-
-
 def changed_options(among: Collection[str] | None = None) -> dict[str, Any]:
     """Entries of torch._inductor.config that this process set to something else: all, or of those named."""
     import torch._inductor.config
@@ -76,3 +78,139 @@ def changed_options(among: Collection[str] | None = None) -> dict[str, Any]:
     return {
         name: value for name, value in values.items() if name in entries and value != entries[name].default
     }
+
+
+# --- entries of configuration modules, variables, extensions ---------------------------------------------
+
+
+def config_entries(module: str) -> dict[str, Any]:
+    """Every entry of a module as it is now; {} where this torch has no such module."""
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return {}
+    return dict(found.get_config_copy())
+
+
+def settable_entries(module: str) -> set[str]:
+    """The entries of a module that still do something; setting a deprecated one only warns."""
+    found: Any = importlib.import_module(module)
+    return {name for name, entry in found._config.items() if not getattr(entry, "deprecated", False)}
+
+
+def own_default(module: str, name: str) -> Any:
+    """What an entry has in this process if no code has set it."""
+    found: Any = importlib.import_module(module)
+    return found._config[name].default
+
+
+_OFF = ("", "0", "false", "n", "no", "off")
+_ON = ("", "1", "on", "true", "y", "yes")
+
+CHANGES_CODE = {
+    # Inductor's, outside its config.py
+    **dict.fromkeys(
+        (
+            "TORCHINDUCTOR_DEBUG_COMPILE",
+            "TORCHINDUCTOR_DEBUG_SYMBOL",
+            "TORCHINDUCTOR_NVGEMM_PREFETCH",
+            "TRITON_INTERPRET",
+            "TRITON_USE_META_WS",
+        ),
+        _OFF,
+    ),
+    # Triton's, of its own kernel keys: triton._C.libtriton.get_cache_invalidating_env_vars
+    **dict.fromkeys(
+        (
+            "ALLOW_LHS_TMEM_LAYOUT_CONVERSION",
+            "DISABLE_LLVM_OPT",
+            "DISABLE_MMA_V3",
+            "DISABLE_MMA_V5",
+            "DISABLE_PTXAS_OPT",
+            "TRITON_CONSAN_INIT_ALLOCATIONS",
+            "TRITON_ENABLE_ASAN",
+            "TRITON_ENABLE_EXPERIMENTAL_CONSAN",
+            "TRITON_FORCE_DISABLE_FP_FUSION",
+            "TRITON_OVERRIDE_ARCH",
+            "TRITON_PREFER_TMEM_16x256_LAYOUT",
+        ),
+        _OFF,
+    ),
+    "TRITON_DEFAULT_FP_FUSION": _ON,
+    **dict.fromkeys(("LLVM_PASS_PLUGIN_PATH", "TRITON_F32_DEFAULT", "TRITON_PLUGIN_PATHS"), ("",)),
+}
+"""Name -> the values that change nothing. Setting one of `triton.knobs` sets its variable."""
+
+
+def variables_that_change_code() -> Iterator[str]:
+    """Those of this process that change what it would compile itself, as NAME=VALUE. A worker has none of them."""
+    for name, same in CHANGES_CODE.items():
+        if (value := os.environ.get(name, "")).lower() not in same:
+            yield f"{name}={value}"
+
+
+OWN_NAMESPACES = frozenset({"aten", "prims", "inductor", "quantized", "_c10d_functional"})
+"""Of PyTorch's operators. No graph that is sent has a user's operator, so its lowering changes none."""
+
+
+def user_extensions() -> Iterator[str]:
+    """What this process has changed in Inductor's tables, in words.
+
+    Looked at are custom_backend_passes, custom_backend_codegen_configs and device_codegens (torch._inductor.codegen
+    .common), user_lowerings and lowerings (torch._inductor.lowering), decompositions (torch._inductor.decomposition),
+    InductorChoices (torch._inductor.virtualized.V) and whether CompilerBisector leaves passes out. A module that is not
+    imported yet has not been changed.
+    """
+    from torch._inductor.codegen import common
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    passes = getattr(common, "custom_backend_passes", {})
+    configs = getattr(common, "custom_backend_codegen_configs", {})
+    for device in {**passes, **configs}:
+        if passes.get(device) or configs.get(device):
+            yield f"a pass or configuration of your own for {device} graphs"
+    for device in ("cpu", "cuda"):
+        codegen = common.device_codegens.get(device)
+        parts = () if codegen is None else (codegen.scheduling, codegen.wrapper_codegen)
+        if not all(_is_from_torch(part) for part in parts):
+            yield f"a code generator of your own for {device} graphs"
+    lowering = sys.modules.get("torch._inductor.lowering")
+    decomposition = sys.modules.get("torch._inductor.decomposition")
+    for module, table, kind in (
+        (lowering, "user_lowerings", "lowering"),  # since 2.12
+        (lowering, "lowerings", "lowering"),
+        (decomposition, "decompositions", "decomposition"),
+    ):
+        for operator, function in getattr(module, table, {}).items():
+            if not _is_from_torch(function) and _is_own_operator(operator):
+                yield f"a {kind} of your own for {operator}"
+    if (virtualized := sys.modules.get("torch._inductor.virtualized")) is not None:
+        choices = getattr(virtualized.threadlocal, virtualized._choices._key, None)
+        if choices is not None and not _is_from_torch(type(choices)):
+            yield f"InductorChoices of your own ({type(choices).__qualname__})"
+    if getattr(torch.compiler.config, "compile_on_one_rank", False):  # since 2.14
+        yield "code that all ranks share (compile_on_one_rank)"
+    if CompilerBisector.bisection_enabled:
+        yield "a search for a faulty pass (CompilerBisector)"
+
+
+def _is_own_operator(operator: Any) -> bool:
+    if isinstance(operator, OpOverload):
+        return operator.namespace in OWN_NAMESPACES
+    if isinstance(operator, OpOverloadPacket):
+        return operator._qualified_op_name.split("::")[0] in OWN_NAMESPACES
+    return True
+
+
+def _is_from_torch(function: Any) -> bool:
+    if str(getattr(function, "__module__", "")).startswith("torch."):
+        return True
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            break
+    module = str(getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+    return module == "torch" or module in sys.stdlib_module_names  # operator.add itself, before 2.13

@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.utils.checkpoint import checkpoint
 from torchrelay.clients.artifacts.first_call_check import CannotCompare, compare_with_eager
 from torchrelay.clients.backend import RelayBackend
-from torchrelay.clients.capture.prepare import PreparedGraph
 from torchrelay.compiler.errors import ResultsDiffer, VerifyFailed
+from torchrelay.compiler.graph.capture import CapturedGraph
 
 Graph = Callable[..., Any]
 Connect = Callable[..., RelayBackend]
@@ -210,9 +210,9 @@ def affine(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that no worker can see: two tensors reach the compiled code in each other's place."""
-    bind = PreparedGraph.bind
+    bind = CapturedGraph.bind
 
-    def exchanging(self: PreparedGraph, compiled: Graph) -> Graph:
+    def exchanging(self: CapturedGraph, compiled: Graph) -> Graph:
         bound = bind(self, compiled)
 
         def call(*inputs: Any) -> Any:
@@ -221,7 +221,7 @@ def exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    monkeypatch.setattr(PreparedGraph, "bind", exchanging)
+    monkeypatch.setattr(CapturedGraph, "bind", exchanging)
 
 
 def test_tensors_that_are_bound_in_each_other_s_place_are_found_and_the_artifact_is_not_used(
@@ -235,7 +235,7 @@ def test_tensors_that_are_bound_in_each_other_s_place_are_found_and_the_artifact
     report = torchrelay.report()
     assert (report.checked, report.unchecked, report.fallbacks) == (1, 0, {"results_differ": 1})
     (key,) = {graph.key for graph in report.graphs}
-    assert relay.source.disk.get(key) is None
+    assert relay.source.local.disk.get(key) is None
 
 
 def test_in_mode_require_a_difference_is_raised_at_each_call(connect: Connect, exchanged: None) -> None:

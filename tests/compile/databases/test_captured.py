@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from database_capture import Captured, capture, table
+from database_capture import Captured, capture_case, table
 from database_cases import DATABASES, Case
 from database_fallbacks import ALLOWED
 from turn import turn
@@ -17,7 +17,7 @@ SAMPLES = 24
 
 
 def _check(cases: list[Case]) -> None:
-    found = [capture(case) for case in cases]
+    found = [capture_case(case) for case in cases]
     print(table(found))
     assert _wrong(found) == []
     with_graphs = [each for each in found if each.outcome in ("sent", "refused")]

@@ -12,8 +12,8 @@ from comparison import agree
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torchrelay.clients.backend import RelayBackend
-from torchrelay.clients.capture.prepare import PreparedGraph, check_binding, prepare
 from torchrelay.compiler.errors import BindingMismatch
+from torchrelay.compiler.graph.capture import CapturedGraph, capture, check_binding
 
 ONE, TWO, THREE = (torch.full((4,), value) for value in (10.0, 3.0, 0.5))
 
@@ -41,13 +41,15 @@ def without_inputs() -> torch.Tensor:
     return (torch.ones(4) * one() - two()) / three()
 
 
-def prepared_graphs(program: Callable[..., Any], *inputs: Any) -> list[PreparedGraph]:
-    """Run a program whose graphs are prepared, and run eagerly as they would be sent."""
-    found: list[PreparedGraph] = []
+def captured_graphs(program: Callable[..., Any], *inputs: Any) -> list[CapturedGraph]:
+    """Run a program whose graphs are captured, and run eagerly as they would be sent."""
+    found: list[CapturedGraph] = []
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        found.append(prepare(gm, example, mode="default", options={}))
-        return found[-1].bind(found[-1].local.gm.forward)
+        found.append(capture(gm, example, mode="default", options={}))
+        sent = found[-1].gm
+        assert sent is not None
+        return found[-1].bind(sent.forward)
 
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(program, backend=backend)(*inputs), program(*inputs))
@@ -60,8 +62,8 @@ def prepared_graphs(program: Callable[..., Any], *inputs: Any) -> list[PreparedG
 def test_tensors_of_equal_shape_that_a_graph_holds_are_told_apart(
     program: Callable[..., Any], inputs: tuple[Any, ...]
 ) -> None:
-    (graph,) = prepared_graphs(program, *inputs)
-    assert [float(tensor[0]) for tensor in graph.hoisted.held.values()] == [10.0, 3.0, 0.5]
+    (graph,) = captured_graphs(program, *inputs)
+    assert [float(tensor[0]) for tensor in graph.hoisted.values()] == [10.0, 3.0, 0.5]
 
 
 def test_three_tensors_that_a_graph_holds_through_the_service(remote: RelayBackend) -> None:
@@ -85,7 +87,7 @@ def test_a_held_tensor_that_shares_memory_with_an_input_is_not_sent(
         return x * held()
 
     with pytest.raises(BackendCompilerFailed, match="a tensor that shares memory with input"):
-        prepared_graphs(program, torch.tensor(2.0), whole)
+        captured_graphs(program, torch.tensor(2.0), whole)
 
 
 def test_an_optimizer_step_with_momentum_through_the_service(remote: RelayBackend) -> None:
@@ -125,8 +127,8 @@ def test_a_state_without_gradients_is_changed_by_what_has_them(
 
 
 def test_a_graph_whose_held_tensors_come_in_another_order_is_refused() -> None:
-    (graph,) = prepared_graphs(of_three, torch.ones(4))
-    swapped = msgspec.structs.replace(graph.hoisted, held=dict(reversed(list(graph.hoisted.held.items()))))
+    (graph,) = captured_graphs(of_three, torch.ones(4))
+    swapped = dict(reversed(list(graph.hoisted.items())))
     with pytest.raises(BindingMismatch, match="held_0"):
         check_binding(msgspec.structs.replace(graph, hoisted=swapped), ["l_x_"])
 
@@ -143,7 +145,6 @@ def test_a_graph_whose_held_tensors_come_in_another_order_is_refused() -> None:
     ids=["size", "dtype", "stride", "gradient", "number"],
 )
 def test_a_value_that_its_description_does_not_fit_is_refused(given: Any, said: str) -> None:
-    (graph,) = prepared_graphs(lambda x: x * 2, torch.ones(4))
-    local = msgspec.structs.replace(graph.local, inputs=[given])
+    (graph,) = captured_graphs(lambda x: x * 2, torch.ones(4))
     with pytest.raises(BindingMismatch, match=said):
-        check_binding(msgspec.structs.replace(graph, local=local), ["l_x_"])
+        check_binding(msgspec.structs.replace(graph, inputs=[given]), ["l_x_"])

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchrelay.clients.capture.script_graphs import capture_script
 from torchrelay.clients.jobfiles import captured_graphs
+from torchrelay.clients.training.graph_capture.script_graphs import capture_script
 from torchrelay.compiler.errors import ClientError, SettingsError
 from torchrelay.compiler.request import codec, schema
 

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ShapeEnvSettings
-from torchrelay.clients.capture.prepare import prepare
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import key
 
 SENT, REFUSED, NO_CODE = "in the key", "refused", "changes no code"
@@ -99,7 +99,7 @@ def keys_of(function: Callable[..., Any], inputs: Sequence[Any]) -> list[str]:
     found: list[str] = []
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        found.append(key.key_of(prepare(gm, example, mode="default", options={}).captured.request))
+        found.append(key.key_of(capture(gm, example, mode="default", options={}).request))
         return gm.forward
 
     torch._dynamo.reset()

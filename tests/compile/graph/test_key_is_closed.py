@@ -17,11 +17,11 @@ import torch
 from programs import Model
 from settings import hooks
 from torch import nn
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import key
 from torchrelay.compiler.request.operator_table import rules, table
-from torchrelay.compiler.torch_internals.inductor import config_modules
+from torchrelay.compiler.torch_internals.inductor import config
 
 
 def ask(
@@ -36,7 +36,7 @@ def ask(
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
         try:
-            request = prepare(gm, example, mode=mode, options=options or {}).captured.request  # type: ignore[arg-type]
+            request = capture(gm, example, mode=mode, options=options or {}).request  # type: ignore[arg-type]
             found.append(key.key_of(request))
         except RelayError as error:
             found.append(f"{error.code}: {error}")
@@ -112,7 +112,7 @@ def test_an_annotation_changes_the_key_or_is_refused_by_its_name() -> None:
 
 
 def test_a_node_that_is_to_run_eagerly_is_one_on_the_worker() -> None:
-    from torchrelay.compiler.graph import annotations
+    from torchrelay.compiler.graph import encode
     from torchrelay.compiler.pipeline import program as programs
 
     def inner(x: torch.Tensor) -> torch.Tensor:
@@ -125,14 +125,14 @@ def test_a_node_that_is_to_run_eagerly_is_one_on_the_worker() -> None:
     requests: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        requests.append(prepare(gm, example, mode="default", options={}).captured.request)
+        requests.append(capture(gm, example, mode="default", options={}).request)
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(outer, backend=backend)(torch.ones(4, requires_grad=True))
     assert len(requests[0].eager) == 3  # the subgraph's input, cos and the sum
     assert all(len(path) == 2 for path in requests[0].eager), "they are in the checkpoint's subgraph"
-    assert annotations.eager_nodes(programs.rebuild(requests[0]).gm) == requests[0].eager
+    assert encode.encode_graph(programs.rebuild(requests[0]).gm).eager == requests[0].eager
 
 
 def test_inputs_change_the_key() -> None:
@@ -163,13 +163,13 @@ def test_every_entry_of_the_configuration_is_sent_fixed_or_local() -> None:
     known = table.load(torch.__version__)
     sent: dict[str, set[str]] = {rules.INDUCTOR: set(known.options), rules.FUNCTORCH: set(known.aot_options)}
     for module in rules.LOCAL_ENTRIES:
-        entries = config_modules.config_entries(module)
+        entries = config.config_entries(module)
         assert entries
         for name in entries:
             places = [
                 name in sent.get(module, ()),
                 name in known.fixed[module],
-                rules.is_local_entry(module, name),
+                rules.LOCAL_ENTRIES[module].fullmatch(name) is not None,
             ]
             assert places.count(True) == 1, f"{module}.{name}: sent, fixed, local = {places}"
 
@@ -183,9 +183,9 @@ def test_what_pytorch_takes_from_pythons_own_library_is_not_the_users(
     lowering: Any = torch._inductor.lowering
     monkeypatch.setattr(lowering, "lowerings", dict(lowering.lowerings))
     lowering.lowerings[operator.add] = functools.wraps(operator.add)(lambda *args: operator.add(*args))
-    assert list(config_modules.user_extensions()) == []
+    assert list(config.user_extensions()) == []
     lowering.lowerings[operator.add] = lambda *args: operator.add(*args)
-    assert list(config_modules.user_extensions()) == [f"a lowering of your own for {operator.add}"]
+    assert list(config.user_extensions()) == [f"a lowering of your own for {operator.add}"]
 
 
 STATES = [
@@ -202,9 +202,9 @@ STATES = [
 def test_a_worker_gets_the_precision_that_the_client_has(state: str) -> None:
     program = """
 import torch
-from torchrelay.compiler.torch_internals import precision
+from torchrelay.compiler.torch_internals import ambient_state
 {}
-print((precision.matmul_precision(), precision.read_precisions()))
+print((ambient_state.matmul_precision(), ambient_state.read_precisions()))
 """
 
     def run(statements: str) -> str:
@@ -212,4 +212,4 @@ print((precision.matmul_precision(), precision.read_precisions()))
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
     client = run(state)
-    assert run(f"precision.apply_precisions(*{client})") == client
+    assert run(f"ambient_state.apply_precisions(*{client})") == client

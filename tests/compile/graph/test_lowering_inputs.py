@@ -10,8 +10,8 @@ from pathlib import Path
 import lowering_inputs
 import pytest
 import torch
-from torchrelay.compiler.graph import annotations
-from torchrelay.compiler.torch_internals.inductor import config_modules
+from torchrelay.compiler.graph import encode
+from torchrelay.compiler.torch_internals.inductor import config
 
 TORCH = Path(torch.__file__).parent
 
@@ -30,7 +30,7 @@ def test_all_that_lowering_reads_is_in_the_key_or_reaches_no_code_or_is_refused(
     assert len(sources[kind]) >= 20, "the sources were read"
     assert not new, (
         f"torch {torch.__version__} has a {kind} that is not classified: {'; '.join(new)}. Find out whether it can "
-        "change generated code. If it can, put it into the key or refuse it (clients/capture, compiler/graph) and add "
+        "change generated code. If it can, put it into the key or refuse it (compiler/graph) and add "
         "a change to tests/compile/parts/mutations.py. Then name it in tests/compile/parts/lowering_inputs.py."
     )
 
@@ -38,7 +38,7 @@ def test_all_that_lowering_reads_is_in_the_key_or_reaches_no_code_or_is_refused(
 def test_annotations_are_sent_or_inert_or_refused_as_they_are_classified(
     sources: dict[str, dict[str, str]],
 ) -> None:
-    inert = annotations.INERT_NODE_META | annotations.INERT_GRAPH_META
+    inert = encode.INERT_NODE_META | encode.INERT_GRAPH_META
     for name, (verdict, _) in lowering_inputs.ANNOTATIONS.items():
         assert (name in inert) == (verdict in (lowering_inputs.KEY, lowering_inputs.NO_CODE)), name
     read = sources["annotation of a node or graph"]
@@ -49,7 +49,7 @@ def test_variables_that_change_code_are_refused_as_they_are_classified() -> None
     refused = {
         name for name, (what, _) in lowering_inputs.VARIABLES.items() if what == lowering_inputs.REFUSED
     }
-    assert refused <= config_modules.CHANGES_CODE.keys()
+    assert refused <= config.CHANGES_CODE.keys()
 
 
 def test_each_variable_of_tritons_own_keys_is_refused_or_changes_no_code() -> None:
@@ -67,7 +67,7 @@ def test_each_variable_of_tritons_own_keys_is_refused_or_changes_no_code() -> No
     )
     in_keys = {name for name in run.stdout.split() if not name.startswith(lowering_inputs.TRITON_FOR_AMD)}
     assert "DISABLE_LLVM_OPT" in in_keys
-    assert in_keys - config_modules.CHANGES_CODE.keys() - lowering_inputs.TRITON_LOGS == set()
+    assert in_keys - config.CHANGES_CODE.keys() - lowering_inputs.TRITON_LOGS == set()
 
 
 TRITON_KEYS = """

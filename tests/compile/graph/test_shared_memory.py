@@ -12,8 +12,8 @@ import torchrelay
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchrelay.clients.backend import RelayBackend
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import Unsupported
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.pipeline import program, verify
 from torchrelay.compiler.request import codec, key, schema, validate
 
@@ -122,7 +122,7 @@ def captured(
     found: list[tuple[schema.GraphRequest, list[Any]]] = []
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        request = prepare(gm, example, mode="default", options={}).captured.request
+        request = capture(gm, example, mode="default", options={}).request
         values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
         found.append((request, values))
         return gm.forward
@@ -231,7 +231,7 @@ def test_other_aliases_are_traced_again(first: Callable[[], Inputs], then: Calla
     traced: list[schema.GraphRequest] = []
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        traced.append(prepare(gm, example, mode="default", options={}).captured.request)
+        traced.append(capture(gm, example, mode="default", options={}).request)
         return gm.forward
 
     torch._dynamo.reset()
@@ -248,8 +248,8 @@ def test_a_base_that_the_graph_does_not_use_may_be_an_argument_too() -> None:
         return y * 2
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        prepared = prepare(gm, example, mode="default", options={})
-        assert len(prepared.captured.request.inputs) == 2
+        request = capture(gm, example, mode="default", options={}).request
+        assert len(request.inputs) == 2
         return gm.forward
 
     whole, other = counted(4, 4), counted(4, 4)
@@ -279,7 +279,7 @@ def mesh() -> Iterator[Any]:
 def test_dtensors_that_overlap_are_compiled_here(make: Callable[..., Inputs], mesh: Any) -> None:
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
         with pytest.raises(Unsupported, match="shares memory with another input"):
-            prepare(gm, example, mode="default", options={})
+            capture(gm, example, mode="default", options={})
         return gm.forward
 
     def part(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchrelay.clients.capture.request import capture
 from torchrelay.compiler.graph import decode
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import schema
 
 Callee = Callable[..., Any]

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from database_cases import DATABASES, Case
 from msgspec import Struct
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import codec, validate
 
 Outcome = Literal["sent", "refused", "no graph", "no sample"]
@@ -31,7 +31,7 @@ class Captured(Struct):
     reasons: list[str] = []
 
 
-def capture(case: Case) -> Captured:
+def capture_case(case: Case) -> Captured:
     """Let Dynamo trace a case, and send each graph through the client's capture and the gateway's check."""
     graphs = 0
     refused: list[str] = []
@@ -40,7 +40,7 @@ def capture(case: Case) -> Captured:
         nonlocal graphs
         graphs += 1
         try:
-            sent = prepare(gm, inputs, mode="default", options={}).captured.request
+            sent = capture(gm, inputs, mode="default", options={}).request
             validate.check_request(codec.unpack_request(codec.pack_request(sent)), codec.Limits())
         except RelayError as error:
             refused.append(f"{error.code}: {error.message}")
@@ -84,7 +84,7 @@ def main(databases: list[str]) -> int:
     found = []
     for database in databases or DATABASES:
         for case in DATABASES[database]():
-            found.append(capture(case))
+            found.append(capture_case(case))
             if found[-1].outcome == "refused":
                 print(case.name, *found[-1].reasons, sep="\n    ", flush=True)
     print(table(found))

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from msgspec import Struct
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.errors import RelayError
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import key
 from torchrelay.compiler.torch_internals.inductor import config
 from torchrelay.compiler.torch_internals.inductor.compiled_graphs import copy_graph
@@ -49,7 +49,7 @@ def see(
 
     def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
         try:
-            request = prepare(gm, example, mode=mode, options=chosen).captured.request  # type: ignore[arg-type]
+            request = capture(gm, example, mode=mode, options=chosen).request  # type: ignore[arg-type]
             keys.append(key.key_of(request))
         except RelayError as error:
             keys.append(f"{error.code}: {error}")

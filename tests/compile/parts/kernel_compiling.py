@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import triton
-from torchrelay.clients.capture.tuning_kernels import resolve_kernel
 from torchrelay.clients.jobfiles import tune_file
+from torchrelay.clients.jobfiles.imported_kernels import resolve_kernel
 from torchrelay.compiler.search import ranking, user_kernel_benchmark
 from triton.backends.compiler import GPUTarget
 

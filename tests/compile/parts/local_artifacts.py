@@ -1,4 +1,4 @@
-"""The client's way from a Dynamo graph to a callable, without a service: prepare, compile, sign, verify, load, bind.
+"""The client's way from a Dynamo graph to a callable, without a service: capture, compile, sign, verify, load, bind.
 
 Run as a program, this file is the process that compiles: it forks for each request, as a fork server does.
 """
@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torchrelay.clients.artifacts import load
 from torchrelay.clients.artifacts.source import ArtifactRequest
 from torchrelay.clients.artifacts.verification import verify
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.signing import Trust
 from torchrelay.compiler.errors import RelayError, SizesDiffer, SpecializeInputs, Unsupported, from_code
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.graph.toolchain import local_target
 from torchrelay.compiler.pipeline import pipeline, precompiled_header
 from torchrelay.compiler.request import codec, validate
@@ -79,15 +79,12 @@ class LocalBackend:
 
     def __call__(self, gm: torch.fx.GraphModule, examples: list[Any], **options: Any) -> Callable[..., Any]:
         try:
-            prepared = prepare(gm, examples, mode="default", options={})
+            captured = capture(gm, examples, mode="default", options={})
         except Unsupported as error:
             self.refused.append(error.message)
             return compile_fx.compile_graph(gm, examples, {})
-        captured = prepared.captured
         canonical = codec.encode_request(captured.request)
-        wanted = ArtifactRequest(
-            captured, canonical, keys.key_of(captured.request, canonical), prepared.local.inputs
-        )
+        wanted = ArtifactRequest(captured, canonical, keys.key_of(captured.request, canonical))
         try:
             try:
                 compiled = self._loaded(wanted)
@@ -96,7 +93,7 @@ class LocalBackend:
         except SpecializeInputs as error:
             raise backend_interface.restart_analysis(captured.floats[p] for p in error.positions) from None
         self.graphs += 1
-        return prepared.bind(compiled)
+        return captured.bind(compiled)
 
     def _loaded(self, wanted: ArtifactRequest) -> Callable[..., Any]:
         request = wanted.captured.request
@@ -108,7 +105,7 @@ class LocalBackend:
                 unsigned, self._signer, key=wanted.key, namespace="", epoch=0, signed_at=0
             )
         opened = verify(self._compiled[wanted.key], self._trust, key=wanted.key, request=request)
-        return load.load(opened, wanted.captured, wanted.inputs, self._folder / "cache")
+        return load.load(opened, wanted.captured, self._folder / "cache")
 
 
 def main(folder: Path) -> None:

@@ -164,7 +164,7 @@ BYPASS_REASONS = {
 }
 
 ANNOTATIONS = {
-    # inert: compiler/graph/annotations.py
+    # inert: compiler/graph/encode.py
     **dict.fromkeys(
         (
             "creation_timestamp",
@@ -185,7 +185,7 @@ ANNOTATIONS = {
     "unbacked_bindings": (KEY, "follows from the graph"),
     "dynamo_compile_id": (NO_CODE, "a number"),
     "dynamo_flat_name_to_original_fqn": (NO_CODE, "names"),
-    "custom": (REFUSED, "unless it is annotations.EAGER, which is in the key"),
+    "custom": (REFUSED, "unless it is encode.EAGER, which is in the key"),
     **dict.fromkeys(
         ("_checkpoint_context_fn", "recompute", "ac_graph_id", "has_backward_hook", "is_gradient_acc"),
         (REFUSED, "checkpointing: in Dynamo's graphs it is an argument of tag_activation_checkpoint"),

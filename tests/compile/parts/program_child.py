@@ -16,7 +16,7 @@ import torch
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
-from torchrelay.clients.capture.prepare import prepare
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.graph.decode import decode_graph
 from torchrelay.compiler.request import codec, key, schema
 from torchrelay.compiler.torch_internals.dynamo.programs import frames, recording
@@ -52,7 +52,7 @@ def graph_of(request: schema.GraphRequest) -> Callable[..., Any]:
 
 
 def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    request = prepare(gm, inputs, mode="default", options={}).captured.request
+    request = capture(gm, inputs, mode="default", options={}).request
     canonical = codec.encode_request(request)
     compiled = graph_of(request)
     recording.note_graph(compiled, key.key_of(request, canonical), canonical)

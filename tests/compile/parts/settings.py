@@ -18,7 +18,7 @@ from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.decomposition import decompositions, fast_random_decomps
 from torch._inductor.virtualized import V
 from torch.autograd.graph import saved_tensors_hooks
-from torchrelay.compiler.torch_internals import precision
+from torchrelay.compiler.torch_internals import ambient_state
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -59,12 +59,12 @@ def variable(name: str, value: str) -> Around:
 
 @contextlib.contextmanager
 def precisions(change: Callable[[], object]) -> Iterator[None]:
-    before = precision.matmul_precision(), precision.read_precisions()
+    before = ambient_state.matmul_precision(), ambient_state.read_precisions()
     change()
     try:
         yield
     finally:
-        precision.apply_precisions(*before)
+        ambient_state.apply_precisions(*before)
 
 
 def fp32(owner: Any, value: str) -> Callable[[], object]:

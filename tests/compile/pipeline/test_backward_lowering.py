@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrelay.clients.capture.request import capture
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import codec, schema
 
 COMPILE = """

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torchrelay.clients.capture.request import capture
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import codec, schema, validate
 
 COMPILE = """

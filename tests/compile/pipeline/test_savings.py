@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._inductor.codegen.cpp import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-from torchrelay.clients.capture.request import capture
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.pipeline import inductor
 from torchrelay.compiler.pipeline import program as pipeline_program
 from torchrelay.compiler.request import codec, schema

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from program_changes import Change
 from program_starts import Recorded, Start, from_records
-from torchrelay.compiler.request.operator_table import libraries
+from torchrelay.compiler.request.operator_table import table
 
 LIBRARY = """
 import torch
@@ -59,9 +59,9 @@ class Library:
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     operator = "torch.ops.known_for_test.longer"
-    known = libraries.KnownLibrary("known_for_test", frozenset({operator}))
-    monkeypatch.setitem(libraries.LIBRARIES, "known_for_test", known)
-    monkeypatch.setitem(libraries._LIBRARY_OF, operator, "known_for_test")
+    known = table.KnownLibrary("known_for_test", frozenset({operator}))
+    monkeypatch.setitem(table.LIBRARIES, "known_for_test", known)
+    monkeypatch.setitem(table._LIBRARY_OF, operator, "known_for_test")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path)
     return Library(tmp_path)

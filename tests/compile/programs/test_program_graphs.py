@@ -14,8 +14,8 @@ from program_starts import Recorded, from_records, without_compiler
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
-from torchrelay.clients.capture.prepare import prepare
 from torchrelay.compiler.artifact.programs.records import ProgramGraph
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.graph.decode import decode_graph
 from torchrelay.compiler.request import codec, key, schema
 from torchrelay.compiler.torch_internals.dynamo.programs.frames import FrameName
@@ -45,7 +45,7 @@ def find(tmp_path: Path) -> Find:
     requests: list[schema.GraphRequest] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        requests.append(prepare(gm, inputs, mode="default", options={}).captured.request)
+        requests.append(capture(gm, inputs, mode="default", options={}).request)
         return gm.forward
 
     torch._dynamo.reset()
@@ -79,7 +79,7 @@ class Guarding(Recorded):
     """Adds the guards that the client adds as it prepares a graph."""
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        prepare(gm, inputs, mode="default", options={})
+        capture(gm, inputs, mode="default", options={})
         return super().backend(gm, inputs)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from comparison import run, same
 from torchrelay.clients.backend import RelayBackend
-from torchrelay.clients.capture.request import capture
 from torchrelay.compiler import decoding
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import cpu_isa, schema
 from torchrelay.compiler.torch_internals import counters
 from torchrelay.compiler.tuning import queries

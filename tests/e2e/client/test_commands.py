@@ -123,4 +123,6 @@ def test_the_user_who_started_the_service_may_send_source_and_others_only_when_t
         if token:
             monkeypatch.setenv("TORCHRELAY_TOKEN", token)
         with GatewayClient(load_settings()) as gateway, pytest.raises(refusal):
-            gateway.compile(codec.pack_request(asked), key.key_of(asked), cache_only=False, deadline=60.0)
+            gateway.submit(
+                codec.pack_request(asked), key.key_of(asked), cache_only=False, deadline=60.0
+            ).result()

@@ -60,12 +60,12 @@ def test_mode_require_raises_the_typed_error(service: PrivateService, tmp_path: 
 def test_ctrl_c_ends_a_wait_for_the_service_at_once(service: PrivateService, tmp_path: Path) -> None:
     """The service goes on compiling (others may want it); the script does not wait for that."""
     script = (
-        "import sys, torch; from torchrelay.clients.gateway import follow_compile\n"
-        "follow = follow_compile.CompileWait._follow\n"
+        "import sys, torch; from torchrelay.clients.gateway import compile_client\n"
+        "follow = compile_client.CompileWait._follow\n"
         "def told(self):\n"
         "    print('waiting', flush=True)\n"
         "    return follow(self)\n"
-        "follow_compile.CompileWait._follow = told\n"
+        "compile_client.CompileWait._follow = told\n"
         "def deep(x):\n"
         "    for _ in range(30): x = torch.tanh(x @ x.T @ x) * 0.875\n"
         "    return x\n"

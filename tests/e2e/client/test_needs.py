@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from test_commands import torchrelay, train
-from torchrelay.clients.artifacts import verification
 from torchrelay.clients.commands.administration.archive import write_archive
 from torchrelay.compiler.artifact import container, symbol_versions
 from torchrelay.examples.harness.private_service import PrivateService
@@ -74,7 +73,7 @@ def test_it_is_refused_once_by_name_and_never_fetched_again(
     (stored,) = (path for path in (tmp_path / "first" / "artifacts").rglob("*") if len(path.name) == 64)
     needs = container.read_manifest(stored.read_bytes()).needs
     assert {"GLIBC", "GLIBCXX", "CXXABI", "GCC"} <= needs.keys()
-    assert not symbol_versions.lacking(needs, verification.offered())
+    assert not symbol_versions.lacking(needs, symbol_versions.offered())
     republish(service, stored, tmp_path, says_so=says_so)
     fetches = []
     for _ in range(2):
@@ -82,7 +81,7 @@ def test_it_is_refused_once_by_name_and_never_fetched_again(
         found = train(service, tmp_path / "second", salt, TORCHRELAY_PREFETCH=prefetch)
         assert (found["error"], found["fallbacks"]) == ("", {"cannot_load": 1})
         (told,) = found["told"]
-        assert "2.99" in told and ("GLIBC " + verification.offered()["GLIBC"] in told or not says_so)
+        assert "2.99" in told and ("GLIBC " + symbol_versions.offered()["GLIBC"] in told or not says_so)
         after = service.stats()
         fetches.append(sum(after[name] - before[name] for name in ("requests", "fetches")))
     assert fetches == [1, 0]

@@ -17,9 +17,8 @@ import msgspec
 import psutil
 import pytest
 from service_parts import TOKEN, GatewayProcess, client_of, compiled, graph, post
-from torchrelay.clients.gateway.connection import Connection
-from torchrelay.clients.gateway.deadline import Deadline
-from torchrelay.clients.gateway.follow_compile import CompileWait
+from torchrelay.clients.gateway.compile_client import CompileWait
+from torchrelay.clients.gateway.connection import Connection, Deadline
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.request import codec, schema
 from waiting import wait_until

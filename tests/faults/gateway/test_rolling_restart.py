@@ -88,7 +88,7 @@ def test_replacing_all_parts_one_after_the_other_loses_no_request(
                 body = graph(size)
                 try:
                     name = key.key_of(codec.unpack_request(body))
-                    found = gateway.compile(body, name, cache_only=False, deadline=60)
+                    found = gateway.submit(body, name, cache_only=False, deadline=60).result()
                 except RelayError as error:
                     errors.append(error)
                     return

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 _BEGIN = """
 import torch
-from torchrelay.compiler.torch_internals.algorithm_selection import attention
+from torchrelay.compiler.torch_internals import ambient_state
 query = torch.ones(1, 1, 16, 64, dtype=torch.bfloat16, device="cuda")
 """
 
@@ -28,9 +28,9 @@ def _run(code: str) -> str:
 def test_the_choice_of_attention_is_the_same_before_and_after_the_first_attention() -> None:
     # PyTorch puts cuDNN first at a process' first attention on Hopper.
     before, after = _run("""
-print(attention.read_choices())
+print(ambient_state.read_choices())
 torch.nn.functional.scaled_dot_product_attention(query, query, query)
-print(attention.read_choices())
+print(ambient_state.read_choices())
 """).splitlines()
 
     assert before == after
@@ -38,9 +38,9 @@ print(attention.read_choices())
 
 def test_an_order_that_was_set_before_the_first_attention_stays() -> None:
     order = _run("""
-attention.apply_choices({attention.PRIORITY: "2 1 0 3 4"})
+ambient_state.apply_choices({ambient_state.PRIORITY: "2 1 0 3 4"})
 torch.nn.functional.scaled_dot_product_attention(query, query, query)
-print(attention.read_choices()[attention.PRIORITY])
+print(ambient_state.read_choices()[ambient_state.PRIORITY])
 """)
 
     assert order == "2 1 0 3 4"

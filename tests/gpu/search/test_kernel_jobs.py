@@ -14,8 +14,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchrelay.clients.capture.tuning_kernels import resolve_kernel
 from torchrelay.clients.jobfiles import tune_file
+from torchrelay.clients.jobfiles.imported_kernels import resolve_kernel
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
 from torchrelay.compiler.request import schema, triton_source

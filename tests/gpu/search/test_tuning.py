@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchrelay.clients.capture.request import capture
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import schema
 from tuned import Worker
 

@@ -116,7 +116,7 @@ def _compile(size: int) -> None:
     name = key.key_of(codec.unpack_request(body))
     settings = load_settings()
     with GatewayClient(settings) as client:
-        found = client.compile(body, name, cache_only=False, deadline=60)
+        found = client.submit(body, name, cache_only=False, deadline=60).result()
     trust = Trust.of([read_key(text) for text in settings.public_keys], namespace=settings.namespace)
     assert container.verify(found.data, trust, key=name)
 

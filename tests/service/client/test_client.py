@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from service_parts import TOKEN, ArtifactPool, GatewayProcess, Running, graph
 from torchrelay.clients.artifacts.disk_cache import DiskCache
-from torchrelay.clients.artifacts.trust_store import TrustStore
-from torchrelay.clients.gateway import follow_compile
+from torchrelay.clients.artifacts.verification import TrustStore
+from torchrelay.clients.gateway import compile_client
 from torchrelay.clients.gateway.compile_client import FetchResult, GatewayClient
 from torchrelay.clients.gateway.event_stream import EventStream
 from torchrelay.clients.settings import ClientSettings
@@ -36,7 +36,7 @@ def client(url: str, **changes: Any) -> GatewayClient:
 
 def compile_graph(gateway: GatewayClient, body: bytes, **more: Any) -> FetchResult:
     name = key.key_of(codec.unpack_request(body))
-    return gateway.compile(body, name, **{"cache_only": False, "deadline": 30.0, **more})
+    return gateway.submit(body, name, **{"cache_only": False, "deadline": 30.0, **more}).result()
 
 
 def call_at_each_event(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
@@ -164,7 +164,7 @@ def test_a_wait_goes_on_through_another_gateway_after_the_first_was_killed(
 def test_a_gateway_that_was_killed_is_noticed_while_waiting(
     start_process: Callable[[float], GatewayProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_compile, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
     process = start_process(600.0)
     killer = threading.Timer(0.5, process.kill)
     killer.start()
@@ -176,8 +176,8 @@ def test_a_gateway_that_was_killed_is_noticed_while_waiting(
 def test_a_gateway_that_stands_still_is_noticed_while_waiting(
     start_process: Callable[[float], GatewayProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_compile, "_RECONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(follow_compile, "_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "_POLL_SECONDS", 0.5)
     process = start_process(600.0)
     call_at_each_event(monkeypatch, lambda: process.process.send_signal(signal.SIGSTOP))
     with client(process.url, idle_timeout=1.5) as mine, pytest.raises(errors.GatewayUnreachable):

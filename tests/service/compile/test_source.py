@@ -214,7 +214,7 @@ def test_the_client_hears_what_to_ask_for(gateway: Running, http: httpx2.Client)
     )
     asked = kernels_request(kernel())
     with GatewayClient(settings) as mine, pytest.raises(errors.SourceForbidden, match="--allow-source"):
-        mine.compile(codec.pack_request(asked), key.key_of(asked), cache_only=False, deadline=30.0)
+        mine.submit(codec.pack_request(asked), key.key_of(asked), cache_only=False, deadline=30.0).result()
 
 
 def test_the_settings_name_the_limits() -> None:

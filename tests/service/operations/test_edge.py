@@ -180,13 +180,13 @@ def test_a_client_behind_an_edge_asks_by_key_first_and_sends_the_graph_for_a_mis
     _, data = _published(gateway, 8)
     posts = _answered(gateway, "/v1/compile")
     client = connect(edge)
-    hits = [client.compile(bodies[0], known, cache_only=False, deadline=60) for _ in range(2)]
+    hits = [client.submit(bodies[0], known, cache_only=False, deadline=60).result() for _ in range(2)]
     assert [(hit.data, hit.hit, hit.coalesced) for hit in hits] == [(data, True, False)] * 2
     assert _answered(gateway, "/v1/compile") == posts
-    miss = client.compile(bodies[1], missed, cache_only=False, deadline=60)
+    miss = client.submit(bodies[1], missed, cache_only=False, deadline=60).result()
     assert not miss.hit and container.read_manifest(miss.data).key == missed
     with pytest.raises(NotCached):
-        client.compile(bodies[2], unknown, cache_only=True, deadline=60)
+        client.submit(bodies[2], unknown, cache_only=True, deadline=60).result()
     assert client.explain(unknown).asked is not None
     stats = client.stats()  # the second hit was the edge's own
     assert (stats["requests"], stats["hits"], stats["misses"]) == (4, 1, 3)

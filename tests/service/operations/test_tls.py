@@ -50,7 +50,7 @@ def test_a_client_that_knows_the_authority_compiles_over_tls(
     body = graph()
     name = key.key_of(codec.unpack_request(body))
     with client(ca_file=authority.file) as gateway:
-        found = gateway.compile(body, name, cache_only=False, deadline=60)
+        found = gateway.submit(body, name, cache_only=False, deadline=60).result()
         trust = Trust.of([read_key(text) for text in gateway.info()["public_keys"]], namespace="default")
     assert container.verify(found.data, trust, key=name)
 

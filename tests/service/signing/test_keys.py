@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from command_line import torchrelay, user
 from service_parts import TOKEN, RedisServer, Running, StartGateway, client_of, compiled, graph, post
-from torchrelay.clients.artifacts.trust_store import TrustStore
+from torchrelay.clients.artifacts.verification import TrustStore
 from torchrelay.clients.commands.diagnostics import doctor
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torchrelay.clients.artifacts import verification
 from torchrelay.compiler.artifact import symbol_versions
 from torchrelay.compiler.errors import CannotLoad
 
@@ -24,12 +23,12 @@ def mapped(name: str) -> bytes:
 
 def test_what_torch_needs_is_there_since_it_was_loaded() -> None:
     needs = symbol_versions.needed(TORCH)
-    assert {"GLIBC", "GLIBCXX", "CXXABI"} <= needs.keys() <= verification.offered().keys()
-    verification.check_needs(needs, verification.offered(), "this machine")
+    assert {"GLIBC", "GLIBCXX", "CXXABI"} <= needs.keys() <= symbol_versions.offered().keys()
+    symbol_versions.check_needs(needs, symbol_versions.offered(), "this machine")
 
 
 def test_the_c_library_defines_the_version_that_it_says_it_has() -> None:
-    assert symbol_versions.defined(mapped("/libc.so.6"))["GLIBC"] == verification.offered()["GLIBC"]
+    assert symbol_versions.defined(mapped("/libc.so.6"))["GLIBC"] == symbol_versions.offered()["GLIBC"]
 
 
 def test_the_highest_version_counts() -> None:
@@ -40,7 +39,7 @@ def test_the_highest_version_counts() -> None:
 
 def test_a_refusal_names_both_versions() -> None:
     with pytest.raises(CannotLoad, match=r"GLIBC 2\.99, GLIBCXX 3\.4\.30, .* GLIBC 2\.36, GLIBCXX 3\.4\.9"):
-        verification.check_needs(
+        symbol_versions.check_needs(
             {"GLIBC": "2.99", "GLIBCXX": "3.4.30", "CXXABI": "1.3.9", "GOMP": "5.0"},
             {
                 "GLIBC": "2.36",

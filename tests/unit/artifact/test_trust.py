@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torchrelay.clients.artifacts.trust_store import FILE, TrustStore
+from torchrelay.clients.artifacts.verification import FILE, TrustStore
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import trust_document
 from torchrelay.compiler.artifact.signing import key_id, key_text

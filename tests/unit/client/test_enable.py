@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchrelay.clients.capture.patch_compile import CompilePatch
+from torchrelay.clients.patch_compile import CompilePatch
 
 ORIGINAL = torch.compile
 Calls = list[dict[str, Any]]

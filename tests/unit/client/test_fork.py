@@ -12,9 +12,8 @@ import pytest
 from forked import child_finds
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.load import collector
-from torchrelay.clients.artifacts.trust_store import TrustStore
-from torchrelay.clients.gateway.connection import Connection
-from torchrelay.clients.gateway.deadline import Deadline
+from torchrelay.clients.artifacts.verification import TrustStore
+from torchrelay.clients.gateway.connection import Connection, Deadline
 from torchrelay.clients.reports.run_report import RunReport
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.errors import GatewayUnreachable

@@ -30,7 +30,7 @@ from http_parts import (
     status,
     stream,
 )
-from torchrelay.clients.gateway import connection, follow_compile
+from torchrelay.clients.gateway import compile_client, connection
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings, CredentialsWarning
 from torchrelay.compiler import errors
@@ -65,7 +65,7 @@ def accepted(server: Server, *events: Callable[[Any], None]) -> None:
 
 
 def compile_graph(gateway: GatewayClient, deadline: float = 20.0, **more: Any) -> Any:
-    return gateway.compile(b"graph", KEY, deadline=deadline, **{"cache_only": False, **more})
+    return gateway.submit(b"graph", KEY, deadline=deadline, **{"cache_only": False, **more}).result()
 
 
 # --- hits and compiles -----------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_a_restarted_gateway_is_found_again(server: Server, gateway: GatewayClie
 def test_a_gateway_killed_while_waiting_is_given_up(
     server: Server, gateway: GatewayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_compile, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
     accepted(server, stream(event(1, "aot"), then=lambda handler: handler.server.stopping.wait(0.2)))
     killer = threading.Timer(0.1, server.die)
     killer.start()
@@ -348,7 +348,7 @@ def test_a_gateway_killed_while_waiting_is_given_up(
 def test_a_gateway_that_hangs_while_waiting_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_compile, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
     accepted(server, hang)
     server.routes[f"GET /v1/compiles/{KEY}"] = hang
     with (

@@ -14,8 +14,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 from torchrelay.clients.artifacts.ranks import agreement as module
-from torchrelay.clients.artifacts.ranks.agreement import AgreementStore, Decision, StoreAgreement
-from torchrelay.clients.artifacts.verification import Machine
+from torchrelay.clients.artifacts.ranks.agreement import (
+    AgreementStore,
+    Decision,
+    Machine,
+    StoreAgreement,
+)
 from torchrelay.compiler.errors import CannotLoad, JobUnreachable, NoWorker
 from torchrelay.compiler.torch_internals.distributed import process_groups
 

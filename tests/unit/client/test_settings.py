@@ -18,8 +18,6 @@ from torchrelay.clients.settings import (
     UnknownSettingWarning,
     load_launcher_info,
     load_settings,
-    wants_prefetch,
-    wants_programs,
 )
 from torchrelay.compiler.errors import SettingsError
 
@@ -358,33 +356,3 @@ def test_a_rank_of_torchrun_knows_its_job_and_the_agents_store(monkeypatch: pyte
     assert without is not None and without.store is None
     monkeypatch.setenv("WORLD_SIZE", "four")
     assert load_launcher_info() is None
-
-
-def test_prefetch_is_wanted_where_there_may_be_a_gateway_and_it_is_not_turned_off(
-    empty_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not wants_prefetch()
-    monkeypatch.setenv("TORCHRELAY_URL", "http://127.0.0.1:1")
-    assert wants_prefetch()
-    monkeypatch.setenv("TORCHRELAY_PREFETCH", "0")
-    assert not wants_prefetch()
-    monkeypatch.delenv("TORCHRELAY_PREFETCH")
-    monkeypatch.setenv("TORCHRELAY_MODE", "off")
-    assert not wants_prefetch()
-    monkeypatch.delenv("TORCHRELAY_MODE")
-    monkeypatch.delenv("TORCHRELAY_URL")
-    write(empty_home, "credentials.json", {"url": "http://127.0.0.1:1"})
-    assert wants_prefetch()
-
-
-def test_programs_are_looked_for_only_where_a_setting_may_ask_for_them(
-    empty_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not wants_programs()
-    monkeypatch.setenv("TORCHRELAY_PROGRAMS", "1")
-    assert wants_programs()
-    monkeypatch.setenv("TORCHRELAY_PROGRAMS", "0")
-    write(empty_home, "config.json", {"programs": True})
-    assert not wants_programs()
-    monkeypatch.delenv("TORCHRELAY_PROGRAMS")
-    assert wants_programs()

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton, not a GPU")
 
-from torchrelay.clients.capture.tuning_kernels import resolve_kernel
 from torchrelay.clients.jobfiles import tune_file
+from torchrelay.clients.jobfiles.imported_kernels import resolve_kernel
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.request.validate import check_request

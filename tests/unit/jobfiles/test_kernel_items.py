@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton, not a GPU")
 
-from torchrelay.clients.capture.tuning_kernels import resolve_kernel
 from torchrelay.clients.jobfiles import kernel_entries
+from torchrelay.clients.jobfiles.imported_kernels import resolve_kernel
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.api.tuning.kernels import KernelSpec
 from torchrelay.compiler.errors import BadTuneJob

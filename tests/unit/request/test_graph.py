@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from torchrelay.compiler.errors import LimitExceeded, MalformedRequest, Unsupported
 from torchrelay.compiler.graph import decode, encode
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import allowed_names, codec, schema
 
 
@@ -18,7 +19,7 @@ from torchrelay.compiler.request import allowed_names, codec, schema
 @strategies.RANDOM
 def test_encoding_a_decoded_graph_gives_it_back(request: schema.GraphRequest) -> None:
     decoded = decode.decode_graph(request.graph, request.constants, device_index={}, symbols={})
-    assert encode.encode_graph(decoded) == (request.graph, request.constants)
+    assert encode.encode_graph(decoded)[:2] == (request.graph, request.constants)
 
 
 def module(
@@ -39,7 +40,7 @@ def module(
 
 
 def first_call(gm: torch.fx.GraphModule) -> schema.Node:
-    encoded, _ = encode.encode_graph(gm)
+    encoded, *_ = encode.encode_graph(gm)
     return next(node for node in encoded.nodes if node.op == "call_function")
 
 
@@ -110,7 +111,7 @@ def test_a_strided_or_conjugated_constant_is_made_plain() -> None:
 def test_a_parameter_constant_keeps_requires_grad() -> None:
     for flag in (True, False):
         made = module(torch.add, "$w", 1, held={"w": torch.nn.Parameter(torch.ones(2), requires_grad=flag)})
-        encoded, constants = encode.encode_graph(made)
+        encoded, constants, *_ = encode.encode_graph(made)
         assert constants[0].requires_grad is flag
         decoded = decode.decode_graph(encoded, constants, device_index={}, symbols={})
         assert decoded.constant_0.requires_grad is flag
@@ -118,7 +119,9 @@ def test_a_parameter_constant_keeps_requires_grad() -> None:
 
 def test_one_tensor_read_twice_is_sent_once() -> None:
     tensor = torch.ones(2)
-    encoded, constants = encode.encode_graph(module(torch.add, "$a", "$b", held={"a": tensor, "b": tensor}))
+    encoded, constants, *_ = encode.encode_graph(
+        module(torch.add, "$a", "$b", held={"a": tensor, "b": tensor})
+    )
     assert len(constants) == 1
     assert [node.args for node in encoded.nodes if node.op == "get_attr"] == [[schema.Const(0)]] * 2
 
@@ -155,13 +158,18 @@ def test_constants_past_the_limit_are_refused() -> None:
         )
 
 
-def test_two_devices_of_one_kind_are_unsupported() -> None:
-    with pytest.raises(Unsupported, match="two cuda devices"):
-        encode.encode_graph(module(torch.zeros, 2, device=torch.device("cuda", 0), out="cuda:1"))
+def test_a_graph_on_two_gpus_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="spans 2 GPUs"):
+        capture(
+            module(torch.zeros, 2, device=torch.device("cuda", 0), out="cuda:1"),
+            [torch.ones(1)],
+            mode="default",
+            options={},
+        )
 
 
 def test_a_device_index_comes_from_the_reader() -> None:
-    encoded, constants = encode.encode_graph(module(torch.zeros, 2, device=torch.device("cuda", 5)))
+    encoded, constants, *_ = encode.encode_graph(module(torch.zeros, 2, device=torch.device("cuda", 5)))
     for index, expected in (({"cuda": 1}, torch.device("cuda", 1)), ({}, torch.device("cuda"))):
         decoded = decode.decode_graph(encoded, constants, device_index=index, symbols={})
         node = next(node for node in decoded.graph.nodes if node.op == "call_function")
@@ -181,7 +189,7 @@ def test_shared_subgraphs_are_sent_once_in_order_of_first_use() -> None:
 
     sine, cosine = leaf(torch.sin), leaf(torch.cos)
     held = {"c": cosine, "s": sine, "c2": cosine}
-    encoded, constants = encode.encode_graph(
+    encoded, constants, *_ = encode.encode_graph(
         module(torch.ops.higher_order.cond, True, "$s", "$c", "$c2", held=held)
     )
     assert [child.nodes[1].target for child in encoded.subgraphs] == ["torch.sin", "torch.cos"]
@@ -210,7 +218,7 @@ def test_usage_counters_are_left_behind() -> None:
     x = made.placeholder("x")
     made.call_function(torch._C._log_api_usage_once, ("python.nn_module",))
     made.output(x)
-    encoded, _ = encode.encode_graph(torch.fx.GraphModule({}, made))
+    encoded, *_ = encode.encode_graph(torch.fx.GraphModule({}, made))
     assert [node.op for node in encoded.nodes] == ["placeholder", "output"]
 
 
@@ -220,7 +228,7 @@ def test_symbolic_arguments_follow_the_callers_names() -> None:
     size = ShapeEnv().create_unbacked_symint()
     gm = module(torch.zeros, size + 1)
     symbol = next(iter(size.node.expr.free_symbols))
-    encoded, constants = encode.encode_graph(gm, symbols={symbol: "s0"})
+    encoded, constants, *_ = encode.encode_graph(gm, symbols={symbol: "s0"})
     assert encoded.nodes[1].args == [schema.Sym("(1 + s0)")]
     decoded = decode.decode_graph(encoded, constants, device_index={}, symbols={"s0": 6})
     assert next(node for node in decoded.graph.nodes if node.op == "call_function").args == (7,)
@@ -246,7 +254,7 @@ def test_a_decoded_graph_computes_what_the_original_did() -> None:
 
     traced = torch.fx.symbolic_trace(program)
     x = torch.randn(4, 2)
-    encoded, constants = encode.encode_graph(traced)
+    encoded, constants, *_ = encode.encode_graph(traced)
     decoded = decode.decode_graph(encoded, constants, device_index={}, symbols={})
     for expected, actual in zip(traced(x), decoded(x), strict=True):
         assert torch.equal(expected, actual)

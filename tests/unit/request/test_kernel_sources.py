@@ -14,9 +14,9 @@ import torch
 
 triton = pytest.importorskip("triton", reason="needs Triton, not a GPU")
 
-from torchrelay.clients.capture.triton_sources import KernelSources, describe  # noqa: E402
 from torchrelay.compiler.errors import LimitExceeded, MalformedRequest, Unsupported  # noqa: E402
 from torchrelay.compiler.graph import decode, encode, triton_kernels  # noqa: E402
+from torchrelay.compiler.graph.triton_kernels import KernelSources, describe  # noqa: E402
 from torchrelay.compiler.request import codec, schema, triton_source  # noqa: E402
 from torchrelay.compiler.torch_internals.dynamo import kernel_side_table  # noqa: E402
 
@@ -289,17 +289,14 @@ def test_a_graph_comes_back_with_its_kernels(load: Load) -> None:
         (module.tuned, [(None, 1, 1), (2, 1, 1), (1, None, 3)]),
     ):
         gm = graph_of(kernel, grid=grid, constants={"MODE": "b", "KIND": triton.language.bfloat16, "m": None})
-        sources = KernelSources()
-        encoded = encode.encode_graph(gm, kernels=sources.position)
-        assert len(sources.found) == 1
-        back = decode.decode_graph(*encoded, device_index={}, symbols={}, kernels=sources.found)
-        again = KernelSources()
-        assert encode.encode_graph(back, kernels=again.position) == encoded
-        assert again.found == sources.found
-        call = next(node for node in back.graph.nodes if "triton" in str(node.target))
-        assert kernel_side_table.user_kernel(call.kwargs["kernel_idx"]) is triton_kernels.build(
-            sources.found[0]
+        encoded = encode.encode_graph(gm)
+        (source,) = encoded.kernels
+        back = decode.decode_graph(
+            encoded.graph, encoded.constants, device_index={}, symbols={}, kernels=[source]
         )
+        assert encode.encode_graph(back) == encoded
+        call = next(node for node in back.graph.nodes if "triton" in str(node.target))
+        assert kernel_side_table.user_kernel(call.kwargs["kernel_idx"]) is triton_kernels.build(source)
         constants = kernel_side_table.user_kernel_constants(call.kwargs["constant_args_idx"])
         assert constants == {"MODE": "b", "KIND": triton.language.bfloat16, "m": None}
 
@@ -308,12 +305,6 @@ def test_a_graph_comes_back_with_its_kernels(load: Load) -> None:
 def test_an_argument_that_is_no_constant_is_unsupported(value: Any, load: Load) -> None:
     gm = graph_of(load().kernel, grid=[(1, 1, 1)], constants={"MODE": value})
     with pytest.raises(Unsupported, match="node 'triton_kernel_wrapper_mutation'"):
-        encode.encode_graph(gm, kernels=KernelSources().position)
-
-
-def test_without_a_place_for_kernels_a_graph_is_unsupported(load: Load) -> None:
-    gm = graph_of(load().kernel, grid=[(1, 1, 1)], constants={"MODE": "a"})
-    with pytest.raises(Unsupported, match="a user-written Triton kernel"):
         encode.encode_graph(gm)
 
 

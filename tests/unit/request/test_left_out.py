@@ -13,13 +13,13 @@ import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torchrelay.compiler.errors import Unsupported
-from torchrelay.compiler.graph import encode, targets
+from torchrelay.compiler.graph import encode, names
 from torchrelay.compiler.request.operator_table import generate, left_out, rules, table
 
 
 def _in_the_table(function: object) -> bool:
     try:
-        targets.target_name(function)
+        names.target_name(function)
     except Unsupported:
         return False
     return True
@@ -126,7 +126,7 @@ def test_who_uses_such_a_function_reads_why_it_cannot_be_sent() -> None:
     with pytest.raises(
         Unsupported, match=r"torch\.set_default_dtype is not .*: it changes state of the process"
     ):
-        targets.target_name(torch.set_default_dtype)
+        names.target_name(torch.set_default_dtype)
 
 
 def test_a_refused_operator_is_named_with_the_line_of_the_program_that_calls_it() -> None:

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_check import LIMITS, call, request
 from torchrelay.compiler.errors import ForbiddenTarget, LibraryMismatch, MalformedRequest
-from torchrelay.compiler.graph import targets, toolchain
+from torchrelay.compiler.graph import names, toolchain
 from torchrelay.compiler.request import codec, key, schema
-from torchrelay.compiler.request.operator_table import libraries
+from torchrelay.compiler.request.operator_table import table
 from torchrelay.compiler.request.validate import check_request
 
 OPERATOR = "torch.ops.transformers.grouped_mm_fallback"
@@ -69,14 +69,14 @@ def test_a_worker_with_another_version_refuses_with_both_versions() -> None:
 
 
 def test_the_operator_is_the_one_that_the_module_registers() -> None:
-    for name, library in libraries.LIBRARIES.items():
+    for name, library in table.LIBRARIES.items():
         toolchain.require_libraries([toolchain.local_library(name)])
         for operator in library.operators:
-            assert targets.target_name(targets.resolve_target(operator)) == operator
+            assert names.target_name(names.resolve_target(operator)) == operator
 
 
 def test_a_worker_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = libraries.KnownLibrary("torchrelay_absent", frozenset())
+    absent = table.KnownLibrary("torchrelay_absent", frozenset())
     monkeypatch.setitem(toolchain.LIBRARIES, "torchrelay-absent", absent)
     with pytest.raises(LibraryMismatch, match="no usable torchrelay-absent"):
         toolchain.require_libraries([schema.Library("torchrelay-absent", "1", "0" * 64)])

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from torchrelay.compiler.errors import ForbiddenTarget, Unsupported
-from torchrelay.compiler.graph import targets
+from torchrelay.compiler.graph import names
 from torchrelay.compiler.request.operator_table import generate, table
 
 SHIPPED = Path(table.__file__).with_name("operators.json")
@@ -67,12 +67,12 @@ def test_what_a_newer_torch_has_no_more_is_refused_by_name(monkeypatch: pytest.M
     gone = "torch.gone_since"
     newest = table.load(table.VERSIONS[-1])
     newer = msgspec.structs.replace(newest, functions=newest.functions | {gone})
-    monkeypatch.setattr(targets.table, "load", lambda version: newer)
-    targets._function_names.cache_clear()
+    monkeypatch.setattr(names.table, "load", lambda version: newer)
+    names._function_names.cache_clear()
     with pytest.raises(Unsupported, match=gone):
-        targets.resolve_target(gone)
-    assert targets.target_name(torch.add) == "torch.add"
-    targets._function_names.cache_clear()
+        names.resolve_target(gone)
+    assert names.target_name(torch.add) == "torch.add"
+    names._function_names.cache_clear()
 
 
 @pytest.mark.parametrize("version", table.VERSIONS)
@@ -167,7 +167,7 @@ HARMLESS = frozenset(
 def test_every_name_stands_for_one_callable() -> None:
     ops = table.load(torch.__version__)
     for name in ops.functions | ops.hops:
-        assert targets.target_name(targets.resolve_target(name)) == name
+        assert names.target_name(names.resolve_target(name)) == name
 
 
 def test_every_function_can_be_written_as_code() -> None:
@@ -176,20 +176,20 @@ def test_every_function_can_be_written_as_code() -> None:
         if name.startswith(("_operator.", "builtins.getattr")):
             continue
         made = torch.fx.Graph()
-        made.output(made.call_function(targets.resolve_target(name), (1,)))
+        made.output(made.call_function(names.resolve_target(name), (1,)))
         assert made.python_code("self").src
 
 
 @pytest.mark.parametrize("name", ["os.system", "torch.load", "torch.add.__class__", "torch", ""])
 def test_no_other_name_resolves(name: str) -> None:
     with pytest.raises(ForbiddenTarget):
-        targets.resolve_target(name)
+        names.resolve_target(name)
 
 
 def test_attribute_chains_do_not_resolve_even_below_allowed_names() -> None:
     with pytest.raises(Unsupported):
-        targets.target_name(print)
+        names.target_name(print)
     with pytest.raises(Unsupported):
-        targets.target_name(lambda x: x)
+        names.target_name(lambda x: x)
     with pytest.raises(Unsupported):
-        targets.target_name([].append)
+        names.target_name([].append)

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from torchrelay.clients.gateway.trace import trace_of_caller
+from torchrelay.clients.gateway.compile_client import trace_of_caller
 from torchrelay.compiler.api.trace_context import TraceContext, new_trace, parse_traceparent
 from torchrelay.service.base import logs
 from torchrelay.service.base.settings import ServiceSettings

@@ -10,11 +10,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torchrelay.clients.backend import RelayBackend, process_backend
-from torchrelay.clients.capture.locked_tunings import LockedTunings
-from torchrelay.clients.capture.request import Mode, capture
 from torchrelay.clients.jobfiles import tuning_lock
+from torchrelay.clients.jobfiles.tuning_lock import LockedTunings
 from torchrelay.clients.reports.run_report import process_report
 from torchrelay.compiler.errors import TuningLockError
+from torchrelay.compiler.graph.capture import capture
+from torchrelay.compiler.graph.configuration import Mode
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
 from torchrelay.compiler.request import codec, cpu_isa, key, schema, validate
 from torchrelay.compiler.tuning import records
@@ -57,7 +58,8 @@ def captured(lock: LockedTunings | None, mode: Mode = "max-autotune", **options:
     found: list[schema.GraphRequest] = []
 
     def backend(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
-        found.append(capture(gm, examples, mode=mode, options=options, lock=lock).request)
+        request = capture(gm, examples, mode=mode, options=options).request
+        found.append(request if lock is None else lock.pin(request))
         return gm.forward
 
     torch._dynamo.reset()

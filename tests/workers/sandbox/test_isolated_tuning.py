@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 from forms import CONFINING, require, settings, warm_slot
-from torchrelay.clients.capture.request import capture
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.artifact import container
+from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.workers.messages import JobDone, JobFailed, JobQuery, WorkerJob, decode_answer

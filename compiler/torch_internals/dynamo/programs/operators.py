@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import NotPortable
-from ....request.operator_table import libraries
+from ....request.operator_table import table
 
 _OWN = frozenset({"aten", "higher_order", "prims"})
 """Namespaces of PyTorch's that graphs call: their operators are those of the version."""
@@ -34,10 +34,10 @@ def described(op: OpOverload | OpOverloadPacket | HigherOrderOperator) -> Any:
     added = sorted(set(names) - set(packet.overloads()))
     if namespace in _OWN:
         return ["operator", str(op), added]
-    library = libraries.library_of(f"torch.ops.{namespace}.{name}")
+    library = table.library_of(f"torch.ops.{namespace}.{name}")
     if library is None:
         raise NotPortable(f"an operator of no known library, {op}")
-    return ["operator", str(op), added, _source(libraries.LIBRARIES[library].module, packet)]
+    return ["operator", str(op), added, _source(table.LIBRARIES[library].module, packet)]
 
 
 def kernels() -> str:

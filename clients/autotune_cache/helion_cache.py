@@ -14,10 +14,9 @@ from typing import Any
 
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
-from ....compiler import decoding
-from ...reports.run_report import process_report
-from .caller import caller_locals
-from .team_winners import process_winners
+from ...compiler import decoding
+from ..reports.run_report import process_report
+from .team_winners import caller_locals, process_winners
 
 _log = logging.getLogger(__name__)
 

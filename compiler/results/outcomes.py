@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from msgspec import Struct
 
-from ...errors import VerifyFailed
-from .. import targets
+from ..errors import VerifyFailed
+from ..graph import names
 from .numerics import TOLERANCE, difference, rounded_share, shared_places
 
 
@@ -71,7 +71,7 @@ def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
 
 @contextlib.contextmanager
 def _without_autocast() -> Iterator[None]:
-    """As a program calls backward."""
+    """Inside the block, autocast is off, as where a program calls backward."""
     with contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
@@ -122,7 +122,7 @@ class EagerRounding:
         self._run_exact = exact
 
     def of(self, name: str) -> AtenReference:
-        """Of the value with a name that `named` gives."""
+        """The reference for the value with a name that `named` gives."""
         return AtenReference(lambda: self._noise[name], lambda: self._exact.get(name))
 
     @functools.cached_property
@@ -144,7 +144,7 @@ class EagerRounding:
 
 def compare(
     expected: Outcome,
-    found: Outcome,
+    actual: Outcome,
     tolerance: float,
     rounding: EagerRounding,
     exact: Iterable[str] = (),
@@ -154,7 +154,7 @@ def compare(
     worst = 0.0
     without_rounding = frozenset(exact)
     gradient_floor = _gradient_floor(expected)
-    for name, want, have in _pairs(expected, found):
+    for name, want, have in _pairs(expected, actual):
         floor = gradient_floor if name.startswith("gradient") else 1e-3
         share = 0.0 if name in without_rounding else rounded_share(tolerance)
         residue = 20.0 * tolerance * gradient_floor
@@ -283,7 +283,7 @@ _RANDOM_WORDS = (
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    name = node.target if isinstance(node.target, str) else targets.target_name(node.target)
+    name = node.target if isinstance(node.target, str) else names.target_name(node.target)
     name = name.rpartition("ops.")[2].lower()
     if "scaled_dot_product" in name:
         return _argument(node, 4, "dropout_p", 0.0) != 0

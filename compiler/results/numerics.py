@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import VerifyFailed
+from ..errors import VerifyFailed
 
 TOLERANCE: dict[torch.dtype, float] = {
     torch.float64: 1e-6,

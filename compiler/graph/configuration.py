@@ -1,4 +1,4 @@
-"""Stage 1: PyTorch's configuration as it is now -> the options of a request.
+"""Stages 1 and 7: PyTorch's configuration as it is now becomes a request's options; these, Inductor's configuration.
 
 Every entry of the configuration modules is sent, or local to a machine (rules.py lists both), or must have PyTorch's
 own value, which the operator table holds. So neither code nor an environment variable changes what is compiled without
@@ -12,10 +12,10 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from ...compiler.errors import BadOption
-from ...compiler.request import schema
-from ...compiler.request.operator_table import rules, table
-from ...compiler.torch_internals.inductor import config, config_modules
+from ..errors import BadOption
+from ..request import schema
+from ..request.operator_table import rules, table
+from ..torch_internals.inductor import config
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Options = list[tuple[str, schema.OptionValue]]
@@ -52,16 +52,16 @@ def read_configuration(mode: Mode, options: Mapping[str, Any]) -> tuple[Options,
     entry that a request cannot carry.
     """
     known = table.load(torch.__version__)
-    inductor = config_modules.config_entries(rules.INDUCTOR)
-    functorch = config_modules.config_entries(rules.FUNCTORCH)
+    inductor = config.config_entries(rules.INDUCTOR)
+    functorch = config.config_entries(rules.FUNCTORCH)
     _refuse_changes(rules.INDUCTOR, inductor, known, known.options)
     _refuse_changes(rules.FUNCTORCH, functorch, known, known.aot_options)
     for module in rules.LOCAL_ENTRIES:
         if module not in (rules.INDUCTOR, rules.FUNCTORCH):
-            _refuse_changes(module, config_modules.config_entries(module), known, ())
-    for variable in config_modules.variables_that_change_code():
+            _refuse_changes(module, config.config_entries(module), known, ())
+    for variable in config.variables_that_change_code():
         raise BadOption(f"{variable} cannot be sent", hint="Unset the variable, or compile locally")
-    for extension in config_modules.user_extensions():
+    for extension in config.user_extensions():
         raise BadOption(
             f"{extension} cannot be sent", hint="The service compiles with PyTorch as it is; compile locally"
         )
@@ -95,13 +95,52 @@ def _refuse_changes(
     module: str, entries: Mapping[str, Any], known: table.OperatorTable, sent: Collection[str]
 ) -> None:
     """Raises BadOption for an entry that may reach code, is not sent, and has another value than PyTorch's own."""
-    fixed = known.fixed.get(module, {})
+    fixed, local = known.fixed.get(module, {}), rules.LOCAL_ENTRIES[module]
     for name, value in entries.items():
-        if name in sent or rules.is_local_entry(module, name):
+        if name in sent or local.fullmatch(name):
             continue
-        own = fixed[name] if name in fixed else table.portable(config_modules.own_default(module, name))
+        own = fixed[name] if name in fixed else table.portable(config.own_default(module, name))
         if table.portable(value) != own:
             raise BadOption(
                 f"{module}.{name} = {value!r} cannot be sent",
                 hint=f"Leave it at PyTorch's own value ({own!r}), in code and in the environment, or compile locally",
             )
+
+
+# --- on the worker -----------------------------------------------------------------------------------------
+
+
+def options_of(request: schema.GraphRequest, threads: int) -> dict[str, Any]:
+    """Inductor's configuration for a request. threads: parallel g++ and Triton compilers."""
+    options = {**config.mode_options(request.mode), **dict(request.options)}
+    return _options(request.toolchain.torch, options, request.ambient.threads, threads)
+
+
+def search_options(torch_version: str, kernel_threads: int, threads: int) -> dict[str, Any]:
+    """Inductor's configuration for a search. kernel_threads: of a CPU's kernels. threads: as for `options_of`."""
+    options = config.mode_options("max-autotune-no-cudagraphs")
+    return _options(torch_version, options, kernel_threads, threads)
+
+
+def _options(
+    torch_version: str, options: Mapping[str, Any], kernel_threads: int, threads: int
+) -> dict[str, Any]:
+    present = config.settable_entries(rules.INDUCTOR)  # a torch newer than the table may lack some
+    return {
+        **{
+            name: entry.default
+            for name, entry in table.load(torch_version).options.items()
+            if name in present
+        },
+        **options,
+        "cpp.threads": kernel_threads,
+        "compile_threads": threads,
+        "fx_graph_cache": True,
+        "fx_graph_remote_cache": False,
+        "autotune_local_cache": True,
+        "autotune_remote_cache": False,
+        "bundle_triton_into_fx_graph_cache": True,
+        "use_static_triton_launcher": True,
+        **config.STATIC_USER_KERNELS,
+        "force_disable_caches": False,
+    }

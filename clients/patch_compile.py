@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...compiler.torch_internals.dynamo.backend_interface import default_backend
+from ..compiler.torch_internals.dynamo.backend_interface import default_backend
 
 DEFAULT = "inductor"
 """PyTorch's own back end, where no other is set as the default. Programs name it too (Hugging Face's Trainer does)."""

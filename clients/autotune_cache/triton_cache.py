@@ -17,11 +17,10 @@ from msgspec import Meta, Struct
 from triton import __version__
 from triton.runtime.cache import FileCacheManager
 
-from ....compiler import decoding
-from ....compiler.tuning.records import Finite
-from ...reports.run_report import process_report
-from .caller import caller_locals
-from .team_winners import process_winners
+from ...compiler import decoding
+from ...compiler.tuning.records import Finite
+from ..reports.run_report import process_report
+from .team_winners import caller_locals, process_winners
 
 _log = logging.getLogger(__name__)
 

@@ -1,114 +1,78 @@
-"""Stage 1: what Dynamo hands to a back end (graph, inputs, surroundings) in; a canonical GraphRequest out.
+"""Stage 1, for a graph's inputs: fake values and examples in; their descriptions, symbols and shared memory out.
 
-Everything that can change the compiled result goes in, nothing else: symbols are renamed in order of first
-use, devices lose their index, parameters lose their names, and the ambient state is read from torch itself.
-What the wire cannot carry raises Unsupported with the input or node at fault; nothing has been sent then.
+Dynamo passes a Python float that it left symbolic as a 0-d float64 tensor, of which the graph takes the `.item()`.
+PyTorch gives a symbolic number to each 0-d int64 and float64 tensor on the CPU, whether the graph reads it or not. What
+is only computed with is a tensor like any other; an integer that the graph reads depends on data, as AOTAutograd sees
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, cast
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import sympy
 import torch
-from msgspec import Struct
 
-from ...compiler.errors import BadExpression, Unsupported
-from ...compiler.graph import encode
-from ...compiler.graph.ambient import read_ambient
-from ...compiler.graph.annotations import eager_nodes, user_line
-from ...compiler.graph.toolchain import local_library, local_target, local_toolchain
-from ...compiler.graph.torch_names import dtype_name
-from ...compiler.request import schema, size_expr
-from ...compiler.request.operator_table.libraries import libraries_of
-from ...compiler.torch_internals.dynamo import symbolic_shapes, tracing
-from ...compiler.torch_internals.dynamo.tensors import fake_tensors
-from ...compiler.torch_internals.dynamo.types import FakeTensor, ShapeEnv
-from .configuration import Mode, read_configuration
-from .inputs.float_inputs import symbolic_floats
-from .locked_tunings import LockedTunings
-from .triton_sources import KernelSources
+from ..errors import BadExpression, Unsupported
+from ..request import schema, size_expr
+from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
+from ..torch_internals.dynamo.tensors import fake_tensors
+from ..torch_internals.dynamo.types import FakeTensor, ShapeEnv
+from .encode import user_line
+from .names import dtype_name
+
+_READ = "item"
+"""Dynamo's method call for `.item()`, `.tolist()` and `float()` of a tensor."""
 
 
-class CapturedGraph(Struct, frozen=True):
-    """A request, and what the client needs besides to load its answer.
+class DescribedInputs(NamedTuple):
+    """A graph's inputs as a request has them. values: the fake (symbolic) value of each, or the example itself where
+    Dynamo left none. floats: the symbolic float that the tensor at a position stands for."""
 
-    symints: canonical symbol name -> the client's own torch.SymInt. device_index: the GPU it runs on, or None.
-    """
-
-    request: schema.GraphRequest
-    symints: dict[str, Any]
-    device_index: int | None
-    cudagraphs: bool
-    floats: dict[int, str]
-    """Input position -> Dynamo's name of the symbolic float it stands for."""
-    groups: dict[str, str] = {}
-    """What generated code calls a process group -> its name here."""
+    values: list[Any]
+    symbols: Symbols
+    inputs: list[schema.Input]
+    bases: list[schema.Base]
+    floats: dict[int, torch.SymFloat]
 
 
-def capture(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: Mode,
-    options: Mapping[str, Any],
-    lock: LockedTunings | None = None,
-    meshes: Sequence[schema.Mesh] = (),
-    groups: Mapping[str, str] | None = None,
-    shards: Collection[str] = (),
-) -> CapturedGraph:
-    """Describe a Dynamo graph, with what `lock` pins for it. meshes, groups: of its DTensors (dtensor_edges.py);
-    shards: placeholders of their local tensors. Raises Unsupported, BadOption, LimitExceeded or TuningLockError;
-    changes nothing."""
-    values = _placeholder_values(gm, example_inputs)
+def describe_inputs(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, shards: Collection[str] = ()
+) -> DescribedInputs:
+    """shards: placeholders of local tensors of DTensors. Raises Unsupported for what is no plain tensor or number, and
+    for a size that depends on data."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    given = [
+    values = _placeholder_values(placeholders, example_inputs)
+    # A value may be another since Dynamo changed it in place as it traced. AOTAutograd makes its own from the examples.
+    originals = [
         value if node.name in shards or not isinstance(example, torch.Tensor) else example
         for node, value, example in zip(placeholders, values, example_inputs, strict=True)
     ]
-    groups_of_storage = _storage_groups(values)
-    bases = _bases(values, groups_of_storage)
-    floats = symbolic_floats(gm)
-    symbols = _Symbols([*values, *(base for base, _ in bases)])
-    inputs = _inputs(values, given, gm, symbols, groups_of_storage, floats)
-    sources = KernelSources()
-    encoded, constants = encode.encode_graph(gm, symbols=symbols.names, kernels=sources.position)
-    index = _device_index(gm, values)
-    kind: Literal["cpu", "cuda"] = "cpu" if index is None else "cuda"
-    if sources.found and kind == "cpu":
-        raise Unsupported("a user-written Triton kernel in a graph on the CPU")
-    inductor_options, aot_options, cudagraphs = read_configuration(mode, options)
-    request = schema.GraphRequest(
-        schema=schema.SCHEMA,
-        graph=encoded,
-        inputs=inputs,
-        symbols=symbols.described(),
-        relations=symbols.relations(),
-        constants=constants,
-        ambient=read_ambient(kind, values, gm),
-        mode=mode,
-        options=inductor_options,
-        aot_options=aot_options,
-        toolchain=local_toolchain(),
-        target=local_target(kind, index),
-        kernels=sources.found,
-        eager=eager_nodes(gm),
-        meshes=list(meshes),
-        libraries=[local_library(name) for name in libraries_of(encoded)],
-        exact_sizes=symbols.are_exact(),
-        bases=_described_bases(bases, values, given, groups_of_storage, symbols),
-    )
-    if lock is not None:
-        request = lock.pin(request)
-    names = {position: symbolic_shapes.symfloat_name(number) or "" for position, number in floats.items()}
-    return CapturedGraph(request, symbols.symints(), index, cudagraphs, names, dict(groups or {}))
+    storages = _storage_groups(values)
+    bases = _bases(values, storages)
+    floats = _symbolic_floats(gm)
+    symbols = Symbols([*values, *(base for base, _ in bases)])
+    reaches_past = _reads_past_a_view(gm)
+    inputs = [
+        _input(
+            f"input {position}",
+            value,
+            originals[position],
+            tracing.static_input_type(node),
+            storages.get(position, -1),
+            symbols,
+            reaches_past,
+            floats.get(position),
+        )
+        for position, (value, node) in enumerate(zip(values, placeholders, strict=True))
+    ]
+    described = _described_bases(bases, values, originals, storages, symbols)
+    return DescribedInputs(values, symbols, inputs, described, floats)
 
 
-def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Each placeholder's fake (symbolic) value, or the example itself where Dynamo left none. Raises Unsupported for a
-    tensor that is not a plain one."""
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+def _placeholder_values(placeholders: Sequence[torch.fx.Node], example_inputs: Sequence[Any]) -> list[Any]:
     if len(placeholders) != len(example_inputs):
         raise Unsupported(f"the graph has {len(placeholders)} placeholders and {len(example_inputs)} inputs")
     values = [
@@ -125,7 +89,7 @@ def _placeholder_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any])
     return values
 
 
-class _Symbols:
+class Symbols:
     """The symbols that the inputs' sizes are made of, named s0, s1, ... in order of first use."""
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -195,31 +159,6 @@ class _Symbols:
         return {name: symbolic_shapes.symint_of(self.env, symbol) for symbol, name in self.names.items()}
 
 
-def _inputs(
-    values: Sequence[Any],
-    given: Sequence[Any],
-    gm: torch.fx.GraphModule,
-    symbols: _Symbols,
-    groups: Mapping[int, int],
-    floats: Mapping[int, torch.SymFloat],
-) -> list[schema.Input]:
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    reaches_past = _reads_past_a_view(gm)
-    return [
-        _input(
-            f"input {position}",
-            value,
-            given[position],
-            tracing.static_input_type(node),
-            groups.get(position, -1),
-            symbols,
-            reaches_past,
-            floats.get(position),
-        )
-        for position, (value, node) in enumerate(zip(values, placeholders, strict=True))
-    ]
-
-
 def _storage_groups(values: Sequence[Any]) -> dict[int, int]:
     """Position -> number of the storage, for inputs that share one with another input."""
     by_storage: dict[int, list[int]] = {}
@@ -230,10 +169,10 @@ def _storage_groups(values: Sequence[Any]) -> dict[int, int]:
     return {position: number for number, positions in enumerate(shared) for position in positions}
 
 
-def _bases(values: Sequence[Any], groups: Mapping[int, int]) -> list[tuple[torch.Tensor, list[int]]]:
+def _bases(values: Sequence[Any], storages: Mapping[int, int]) -> list[tuple[torch.Tensor, list[int]]]:
     """What inputs that share memory are views of (Tensor._base), each with the positions of its views."""
     found: dict[int, tuple[torch.Tensor, list[int]]] = {}
-    for position in sorted(groups):
+    for position in sorted(storages):
         base = fake_tensors.base_of(values[position])
         if base is not None:
             found.setdefault(id(base), (base, []))[1].append(position)
@@ -243,19 +182,21 @@ def _bases(values: Sequence[Any], groups: Mapping[int, int]) -> list[tuple[torch
 def _described_bases(
     bases: Sequence[tuple[torch.Tensor, list[int]]],
     values: Sequence[Any],
-    given: Sequence[Any],
-    groups: Mapping[int, int],
-    symbols: _Symbols,
+    originals: Sequence[Any],
+    storages: Mapping[int, int],
+    symbols: Symbols,
 ) -> list[schema.Base]:
     found = []
     for base, views in bases:
-        tensor: Any = next((position for position in groups if values[position] is base), None)
+        tensor: Any = next((position for position in storages if values[position] is base), None)
         if tensor is None:
             where = f"what input {views[0]} is a view of"
             if what := _why_not_plain(base):
                 raise Unsupported(f"{where} {what}")
-            real = fake_tensors.base_of(given[views[0]])
-            tensor = _input(where, base, base if real is None else real, "", groups[views[0]], symbols, False)
+            real = fake_tensors.base_of(originals[views[0]])
+            tensor = _input(
+                where, base, base if real is None else real, "", storages[views[0]], symbols, False
+            )
         found.append(schema.Base(tensor=tensor, views=views))
     return found
 
@@ -269,15 +210,14 @@ def _reads_past_a_view(gm: torch.fx.GraphModule) -> bool:
 def _input(
     where: str,
     value: Any,
-    given: Any,
+    original: Any,
     static_address: str,
     storage: int,
-    symbols: _Symbols,
+    symbols: Symbols,
     reaches_past: bool,
     number: torch.SymFloat | None = None,
 ) -> schema.Input:
-    """given: what says whether it requires gradients: the value may be another since Dynamo changed it in place as it
-    traced. AOTAutograd makes values of its own from what is given."""
+    """original: what says whether it requires gradients."""
     if isinstance(value, torch.SymInt):
         return schema.SymIntInput(expr=str(symbols.text(value)))
     if value is None or isinstance(value, bool | int | float):
@@ -296,9 +236,9 @@ def _input(
         stride=[symbols.text(s) for s in value.stride()],
         dtype=dtype_name(value.dtype),
         device=value.device.type,
-        requires_grad=given.requires_grad,
+        requires_grad=original.requires_grad,
         offset=offset,
-        is_leaf=given.is_leaf,
+        is_leaf=original.is_leaf,
         is_parameter=isinstance(value, torch.nn.Parameter),
         static_address=cast('Literal["", "guarded", "unguarded"]', static_address),
         storage=storage,
@@ -318,30 +258,44 @@ def _why_not_plain(value: torch.Tensor) -> str:
     return "" if value.device.type in ("cpu", "cuda") else f"lives on {value.device.type}"
 
 
-def _device_index(gm: torch.fx.GraphModule, values: Sequence[Any]) -> int | None:
-    """The one GPU that inputs, constants and device arguments name; None for a graph on the CPU.
-
-    Raises Unsupported for a graph over several GPUs.
-    """
-    found = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"}
-    for module in gm.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                found |= _devices_in((node.args, node.kwargs))
-    found |= {t.device for t in (*gm.parameters(), *gm.buffers()) if t.device.type == "cuda"}
-    indices = {torch.cuda.current_device() if d.index is None else d.index for d in found}
-    if len(indices) > 1:
-        raise Unsupported(f"the graph spans {len(indices)} GPUs")
-    return indices.pop() if indices else None
+def _symbolic_floats(gm: torch.fx.GraphModule) -> dict[int, torch.SymFloat]:
+    """Input position -> the symbolic float that the tensor there stands for."""
+    found = dict(_float_inputs(gm))
+    if not found:
+        return {}
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    reads = [node for graph in graphs for node in graph.nodes if node.target == _READ]
+    read = {symbolic_shapes.symfloat_name(node.meta.get("example_value")) for node in reads}
+    return {position: number for position, number in found.items() if float_name(number) in read}
 
 
-def _devices_in(value: Any) -> set[torch.device]:
-    if isinstance(value, torch.device):
-        return {value} if value.type == "cuda" else set()
-    if isinstance(value, str) and value.split(":")[0] == "cuda":
-        return {torch.device(value)}
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return set().union(*(_devices_in(item) for item in value))
-    return set()
+def with_constants(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with numbers in place of the floats that Dynamo was asked to make constants and still passes, because
+    the graph uses the tensors too: a copy, and a guard of Dynamo's on each; `gm` itself if there is none."""
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    constants = {
+        nodes[position].name: number
+        for position, number in _float_inputs(gm)
+        if backend_interface.is_specialized(float_name(number))
+        and any(user.target == _READ for user in nodes[position].users)
+    }
+    if not constants:
+        return gm
+    graph = copy.deepcopy(gm.graph)
+    for node in list(graph.nodes):
+        if node.target == _READ and node.args[0].name in constants:
+            node.replace_all_uses_with(float(constants[node.args[0].name]))
+            graph.erase_node(node)
+    return torch.fx.GraphModule(gm, graph)
+
+
+def _float_inputs(gm: torch.fx.GraphModule) -> Iterator[tuple[int, torch.SymFloat]]:
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for position, node in enumerate(placeholders):
+        number = fake_tensors.item_memo(node.meta.get("example_value"))
+        if isinstance(number, torch.SymFloat) and symbolic_shapes.is_backed(number) and float_name(number):
+            yield position, number
+
+
+def float_name(number: torch.SymFloat) -> str:
+    return symbolic_shapes.symfloat_name(number) or ""

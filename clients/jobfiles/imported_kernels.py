@@ -23,9 +23,8 @@ from ...compiler.errors import Unsupported
 from ...compiler.graph import triton_kernels
 from ...compiler.request import schema, triton_source
 from ...compiler.tuning.records import Operand
-from ..jobfiles import kernel_entries
-from ..jobfiles.kernel_entries import KernelEntry
-from . import triton_sources
+from . import kernel_entries
+from .kernel_entries import KernelEntry
 
 
 def resolve_kernel(item: KernelEntry, folder: Path | None = None) -> KernelSpec:
@@ -51,7 +50,7 @@ def resolve_kernel(item: KernelEntry, folder: Path | None = None) -> KernelSpec:
             "kernel",
         )
     try:
-        source = triton_sources.describe(found.function)
+        source = triton_kernels.describe(found.function)
     except Unsupported as error:
         raise item.bad(error.message, "kernel") from None
     names = [parameter.name for parameter in found.function.params]
@@ -144,7 +143,7 @@ def _own(tuner: Any, item: KernelEntry) -> list[schema.KernelConfig]:
                 "kernel",
             ) from error
     try:
-        made = [triton_sources.config_of(config) for config in configs]
+        made = [triton_kernels.config_of(config) for config in configs]
         return [msgspec.structs.replace(config, kwargs=sorted(config.kwargs)) for config in made]
     except triton_source.BadKernelSource as error:
         raise item.bad(str(error), "kernel") from None

@@ -18,12 +18,12 @@ from msgspec import Struct
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ...compiler.errors import ClientError, RelayError, SettingsError
-from ...compiler.request import codec, key, meshes
-from ..jobfiles.captured_graphs import MAX_GRAPHS
-from .configuration import Mode, split_options
-from .patch_compile import DEFAULT, compile_with_backend
-from .prepare import prepare
+from ....compiler.errors import ClientError, RelayError, SettingsError
+from ....compiler.graph.capture import capture
+from ....compiler.graph.configuration import Mode, split_options
+from ....compiler.request import codec, key, meshes
+from ...jobfiles.captured_graphs import MAX_GRAPHS
+from ...patch_compile import DEFAULT, compile_with_backend
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 IDLE_CALLS = 1000
@@ -67,9 +67,9 @@ class GraphRecorder:
         try:
             chosen = cast(Mode, self._mode or mode or ("default" if options else self._unnamed))
             _, theirs = split_options(options)
-            prepared = prepare(gm, example_inputs, mode=chosen, options=theirs)
-            request = prepared.captured.request
-            for variant in meshes.at_all_coordinates(request) if prepared.local.even else [request]:
+            captured = capture(gm, example_inputs, mode=chosen, options=theirs)
+            request, even = captured.request, captured.edges is not None and captured.edges.even
+            for variant in meshes.at_all_coordinates(request) if even else [request]:
                 name = key.key_of(variant)
                 self.found.setdefault(name, codec.pack_request(variant))
         except RelayError as error:

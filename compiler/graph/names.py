@@ -1,4 +1,4 @@
-"""Operators and their names in the operator table."""
+"""The names on the wire of operators, as the operator table has them, and of dtypes, layouts, formats and devices."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import contextlib
 import functools
 import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ..errors import ForbiddenTarget, Unsupported
 from ..request import allowed_names
-from ..request.operator_table import left_out, libraries, table
-from ..torch_internals.dynamo import numpy_calls, operators
+from ..request.operator_table import left_out, table
+from ..torch_internals.dynamo import operators
 from ..torch_internals.dynamo.types import HigherOrderOperator, OpOverload, OpOverloadPacket
-from . import dtensor_calls
+from .dtensors import DTensorCall
 
 
 def target_name(fn: Any) -> str:
     """A callable's name in the operator table for this torch. Raises Unsupported if it has none."""
-    if isinstance(fn, dtensor_calls.DTensorCall):
+    if isinstance(fn, DTensorCall):
         return fn.target
     ops = table.load(torch.__version__)
     if isinstance(fn, HigherOrderOperator):
@@ -30,9 +30,9 @@ def target_name(fn: Any) -> str:
             return name
     elif isinstance(fn, (OpOverload, OpOverloadPacket)):
         name = f"torch.ops.{fn}"
-        if name in ops.functions or libraries.library_of(name) is not None:
+        if name in ops.functions or table.library_of(name) is not None:
             return name
-    elif (called := numpy_calls.name_of(fn, _numpy_names())) is not None:
+    elif (called := operators.numpy_name(fn, _numpy_names())) is not None:
         name = called
         if name in ops.functions:
             return name
@@ -65,11 +65,11 @@ def resolve_target(name: str) -> Any:
     A library's operator must be registered already (toolchain.require_libraries).
     """
     ops = table.load(torch.__version__)
-    if name not in ops.functions and name not in ops.hops and libraries.library_of(name) is None:
+    if name not in ops.functions and name not in ops.hops and table.library_of(name) is None:
         raise ForbiddenTarget(f"operator {name[:200]!r} is not in the table for torch {ops.torch}")
     try:
-        if name.startswith(numpy_calls.PREFIX):
-            return numpy_calls.wrapped(name, import_name)
+        if name.startswith(operators.NUMPY):
+            return operators.numpy_wrapper(name, import_name)
         operators.register(name)
         return import_name(name)
     except (AttributeError, ImportError):
@@ -91,15 +91,15 @@ def import_name(name: str) -> Any:
 @functools.lru_cache(maxsize=1)
 def _function_names() -> dict[Any, str]:
     # Higher-order operators and overloads know their own names; other callables are looked up here.
-    return _names(lambda name: not name.startswith(("torch.ops.", numpy_calls.PREFIX)))
+    return _names(lambda name: not name.startswith(("torch.ops.", operators.NUMPY)))
 
 
 @functools.lru_cache(maxsize=1)
 def _numpy_names() -> dict[Any, str]:
     return _names(
         lambda name: (
-            name.startswith(numpy_calls.PREFIX)
-            and not name.startswith((numpy_calls.OPERATOR, numpy_calls.METHOD))
+            name.startswith(operators.NUMPY)
+            and not name.startswith((operators.NUMPY_OPERATOR, operators.NUMPY_METHOD))
         )
     )
 
@@ -110,3 +110,34 @@ def _names(wanted: Callable[[str], bool]) -> dict[Any, str]:
         with contextlib.suppress(AttributeError, ImportError):  # this torch is newer and no longer has it
             found[import_name(name)] = name
     return found
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in allowed_names.DTYPE_BYTES:
+        raise Unsupported(f"dtype {name} is not known to the service")
+    return name
+
+
+MEMORY_FORMATS = {getattr(torch, name): name for name in sorted(allowed_names.MEMORY_FORMATS)}
+
+
+LAYOUTS = {getattr(torch, name): name for name in sorted(allowed_names.LAYOUTS)}
+
+
+DTYPES = {getattr(torch, name): name for name in allowed_names.DTYPE_BYTES if hasattr(torch, name)}
+
+
+def torch_device(kind: str, device_index: Mapping[str, int]) -> torch.device:
+    if kind not in allowed_names.DEVICES:
+        raise Unsupported(f"device {kind[:40]!r} is not known")
+    return torch.device(kind, device_index[kind]) if kind in device_index else torch.device(kind)
+
+
+def torch_value(name: str, allowed: Any) -> Any:
+    if name not in allowed or not hasattr(torch, name):
+        raise Unsupported(f"torch {torch.__version__} has no {name[:40]!r}")
+    return getattr(torch, name)

@@ -9,24 +9,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import torch
 
-from ....compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
-from ....compiler.errors import ClientError, Forbidden, NotFound, RelayError, SchemaMismatch
-from ....compiler.graph.toolchain import device_environment, local_target, local_toolchain
-from ....compiler.tuning.queries import ENTRY_LIMIT
-from ....compiler.tuning.records import DeviceEnvironment
-from ...gateway.compile_client import GatewayClient
-from ...reports.run_report import process_report
-from ...settings import load_settings
+from ...compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
+from ...compiler.errors import ClientError, Forbidden, NotFound, RelayError, SchemaMismatch
+from ...compiler.graph.toolchain import device_environment, local_target, local_toolchain
+from ...compiler.tuning.queries import ENTRY_LIMIT
+from ...compiler.tuning.records import DeviceEnvironment
+from ..gateway.compile_client import GatewayClient
+from ..reports.run_report import process_report
+from ..settings import load_settings
 
 _log = logging.getLogger(__name__)
 
 _VERSION = 1
-"""Of the keys: another one if what they are made of, or the form of the winners, changes."""
+"""The version of the keys: it changes with what they are made of, and with the form of the winners."""
+_FRAMES = 8
+"""How far above a plug-in point its caller may be."""
 _PAUSE_SECONDS = 30.0
 """After a failure: a program with a hundred kernels does not wait for a dead service a hundred times."""
 
@@ -111,3 +116,19 @@ def process_winners() -> TeamWinners:
 def _report(error: Exception) -> None:
     known = error if isinstance(error, RelayError) else ClientError(f"{type(error).__name__}: {error}")
     process_report().autotune_failed(known)
+
+
+def caller_locals(module: str, function: str) -> Mapping[str, Any]:
+    """The local variables of the nearest caller that is `function` of `module`; empty if there is none nearby.
+
+    Plug-in points pass a key alone. A winner is used only if it is one of the program's own candidates, and only the
+    caller knows these (docs/decisions/0033-autotune-winners-are-choices.md).
+    """
+    frame = sys._getframe(1).f_back
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == (module, function):
+            return frame.f_locals
+        frame = frame.f_back
+    return {}

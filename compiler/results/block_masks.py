@@ -59,7 +59,7 @@ class BlockMask(Struct, frozen=True):
         return found
 
     def _blocks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each block, whether mask_mod allows any of its scores, and whether all."""
+        """For each block, whether mask_mod allows any of its scores, and whether all."""
         from torch.nn.attention.flex_attention import create_mask
 
         counts = self.tables[_KV]
@@ -70,12 +70,12 @@ class BlockMask(Struct, frozen=True):
         parts = mask.view(*mask.shape[:2], rows, self.block[0], columns, self.block[1])
         return parts.any(5).any(3), parts.all(5).all(3)
 
-    def _dense(self, place: int) -> torch.Tensor | None:
+    def _dense(self, table: int) -> torch.Tensor | None:
         """The blocks that a table names; None without such a table, or where it names what there is not."""
-        if place not in self.tables:
+        if table not in self.tables:
             return None
-        counts, indices = self.tables[place], self.tables[place + 1]
-        columns = -(-self.lengths[1 if place < _Q else 0] // self.block[1 if place < _Q else 0])
+        counts, indices = self.tables[table], self.tables[table + 1]
+        columns = -(-self.lengths[1 if table < _Q else 0] // self.block[1 if table < _Q else 0])
         named = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
         inside = torch.where(named & (indices >= 0) & (indices < columns), indices, columns).long()
         dense = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
@@ -108,7 +108,7 @@ def is_hidden(gm: torch.fx.GraphModule) -> bool:
 
 
 def block_mask_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockMask:
-    """Of a call of the operator flex_attention."""
+    """The block mask in the arguments of a call of the operator flex_attention."""
     named = dict(zip(_PARAMETERS, args, strict=False)) | dict(kwargs)
     given = named["block_mask"]
     buffers = tuple(named.get("mask_mod_other_buffers") or ())
