@@ -89,8 +89,8 @@ class BackgroundSource:
         """Keys whose artifacts threads receive for a job now."""
 
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact | PendingArtifact:
-        """As JobSource.obtain, but a compile that the service has yet to finish is not waited for, unless the program
-        needs the wait (`_why_wait`). Raises as that does."""
+        """The artifact, or one that is pending: a compile that the service has yet to finish is not waited for, unless
+        the program needs the wait (`_why_wait`). Raises as JobSource.obtain does."""
         job = self._job_source.job()
         if reason := self._why_wait(wanted.captured, job):
             _log.info("torchrelay: a miss of %s is waited for: %s", wanted.key[:12], reason)

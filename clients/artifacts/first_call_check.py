@@ -183,8 +183,8 @@ class _Memory:
         units in the last place."""
         facts: list[_Facts | None] = []
 
-        def call(*given: Any) -> Any:
-            result = function(*given)
+        def call(*args: Any) -> Any:
+            result = function(*args)
             outputs = list(result) if isinstance(result, tuple | list) else [result]
             facts.extend(map(self._facts, outputs))
             return outputs

@@ -119,8 +119,8 @@ def run_recorded(program: Callable[[], object], recorder: GraphRecorder, *, unna
     def stop(*_: Any, **__: Any) -> None:
         raise StopCapture("at the first optimizer step")
 
-    def before_step(_: Any, args: Sequence[Any], given: Mapping[str, Any]) -> None:
-        closure = given.get("closure", args[1] if len(args) > 1 else None)
+    def before_step(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:  # the forward and backward passes are in it: Lightning's are, LBFGS'
             with torch.enable_grad():
                 closure()
