@@ -92,6 +92,7 @@ check: $(VENV)/.ready $(VENV)/.helm  ## lint, types, import direction, number of
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/torchrelay
 	MYPYPATH=$(VENV)/src $(BIN)/mypy
+	MYPYPATH=$(VENV)/src $(BIN)/mypy --config-file tests/mypy.toml
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/lines.py
 	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py tests/unit/project/test_chart.py
