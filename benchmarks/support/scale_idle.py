@@ -185,7 +185,7 @@ async def _settled(redis: Any, keys: Keys) -> None:
     which look at each namespace."""
     async with asyncio.timeout(300):
         looked = -1
-        while looked or await redis.exists(keys.sums, keys.swept) != 2:
+        while looked or await redis.exists(keys.summed, keys.swept) != 2:
             await redis.config_resetstat()
             await asyncio.sleep(SETTLE_SECONDS)
             looked = len(

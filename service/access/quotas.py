@@ -38,7 +38,7 @@ class Quotas:
             pipe.zcount(keys.active, f"({seconds * 1000 + micros // 1000}", "+inf")
             pipe.get(keys.spent)
             pipe.pttl(keys.spent)
-            pipe.get(keys.total)
+            pipe.zscore(keys.namespace_bytes, keys.lru)
             pipe.hlen(keys.sizes)
             record, compiles, spent, left, total, artifacts = await pipe.execute()
         own = _quota(record)

@@ -164,7 +164,6 @@ class Tokens:
                 self._keys.tokens,
                 self._keys.bucket(found),
                 self._keys.namespaces,
-                self._keys.changed,
                 self._keys.deleted,
             ],
             args=[

@@ -409,7 +409,7 @@ class ArtifactCache:
         keys, gone = self._keys, 0
         while True:
             more, *flat = await self._scripts.evict(
-                keys=[keys.namespaces, keys.inline, keys.recount, keys.changed],
+                keys=[keys.namespaces, *keys.sum_keys],
                 args=[keys.installation, DEFAULT_NAMESPACE, whose, limit, _EVICT_BATCH, keys.namespace],
             )
             for i in range(0, len(flat), 4):

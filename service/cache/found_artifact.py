@@ -20,14 +20,14 @@ class FoundArtifact(Struct, frozen=True):
     """An artifact that may be served: `data`, or `stream` where memory has no room for it, or neither for a caller who
     has it.
 
-    `held`: where `data` is from; while anything refers to it, the memory cache counts it.
+    `shared`: where `data` is from; while anything refers to it, the memory cache counts it.
     """
 
     key: str
     digest: str
     size: int
     data: bytes | None = None
-    held: SharedBytes | None = None
+    shared: SharedBytes | None = None
     stream: AsyncGenerator[bytes] | None = None
 
     @property

@@ -1,14 +1,13 @@
-"""Counts again what the cache holds. Evictions and quotas go by sums that scripts keep: bytes of each namespace, and
-bytes in Redis. A sum that a lost key or a hand made wrong would stay so, and evict what fits, or
-nothing.
+"""Counts again what the cache holds. Evictions and quotas go by sums that scripts keep: bytes of each namespace, of
+all, and of those in Redis. A sum that a lost key or a hand made wrong would stay so, and evict what fits, or nothing.
 
 The index says what there is. Entries that the lists have and it has not are dropped from them, and the lists get what
-they lack of it. Redis answers others meanwhile, since each call counts a few hundred entries.
+they lack of it. Redis answers others meanwhile, since each call counts a few hundred entries. A sum that changes while
+it is counted is counted again, a few times; then it is left to the next sweep.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 
 import structlog
@@ -20,8 +19,7 @@ from ..storage.redis.scripts import Scripts
 log = structlog.get_logger(__name__)
 
 _PAGE = 200
-_LIFETIME_MS = 3_600_000
-"""After which a count that was not finished ends."""
+_TRIES = 5
 
 
 class Recount:
@@ -33,31 +31,49 @@ class Recount:
         self._scripts = scripts
 
     async def run(self, namespaces: list[str]) -> None:
-        """Puts right, and logs, what was wrong. namespaces: all of them. A count that begins later ends this one."""
-        recount, count = self._keys.recount, secrets.token_hex(8)
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(recount)
-            pipe.hset(recount, mapping={"id": count, self._keys.inline: 0})
-            pipe.pexpire(recount, _LIFETIME_MS)
-            await pipe.execute()
-        for namespace in namespaces:
-            keys, mended = self._keys.of(namespace), 0
-            async for page in self._pages(keys):
-                answer = await self._scripts.count_entries(
-                    keys=[keys.lru, keys.pinned, keys.sizes, keys.total, keys.inline, recount],
-                    args=[count, keys.index_prefix, *page],
-                )
-                if answer is None:
-                    return
-                mended += answer
-            if mended:
-                log.warning("cache_entries_mended", namespace=namespace, count=mended)
-        wrong = await self._scripts.finish_count(keys=[recount, self._keys.inline], args=[count]) or []
-        for name, was, found in zip(wrong[::3], wrong[1::3], wrong[2::3], strict=True):
-            log.warning("cache_sum_mended", sum=name.decode(), was=was.decode(), now=found.decode())
+        """Puts right, and logs, what was wrong. namespaces: all of them."""
+        for _ in range(_TRIES):
+            if await self._mend([self._keys.of(namespace) for namespace in namespaces]):
+                return
+
+    async def _mend(self, namespaces: list[Keys]) -> bool:
+        """Whether no sum changed meanwhile."""
+        names = [keys.lru for keys in namespaces]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.get(self._keys.bytes)
+            pipe.get(self._keys.inline)
+            for name in names:
+                pipe.zscore(self._keys.namespace_bytes, name)
+            before = await pipe.execute()
+        counted = [await self.count(keys) for keys in namespaces]
+        stored, inline = (sum(column) for column in zip(*counted, strict=True))
+        now = [stored, inline, *(size for size, _ in counted)]
+        sums = zip((self._keys.bytes, self._keys.inline, *names), before, now, strict=True)
+        changed, *wrong = await self._scripts.mend_sums(
+            keys=self._keys.sum_keys,
+            args=[part for name, was, is_now in sums for part in (name, was or 0, is_now)],
+        )
+        for name, was, is_now in zip(wrong[::3], wrong[1::3], wrong[2::3], strict=True):
+            log.warning("cache_sum_mended", sum=name.decode(), was=was.decode(), now=is_now.decode())
+        return not changed
+
+    async def count(self, keys: Keys) -> tuple[int, int]:
+        """Bytes of a namespace's artifacts, and how many of them are in Redis."""
+        counted: set[bytes] = set()
+        mended = stored = inline = 0
+        async for page in self._pages(keys):
+            new = [key for key in page if key not in counted]
+            counted.update(new)
+            some, size, in_redis = await self._scripts.count_entries(
+                keys=[keys.lru, keys.pinned, keys.sizes], args=[keys.index_prefix, *new]
+            )
+            mended, stored, inline = mended + some, stored + int(size), inline + int(in_redis)
+        if mended:
+            log.warning("cache_entries_mended", namespace=keys.namespace, count=mended)
+        return stored, inline
 
     async def _pages(self, keys: Keys) -> AsyncIterator[list[bytes]]:
-        """Every entry that is in one of the lists, some more than once. At least one page."""
+        """Every entry that is in one of the lists, some more than once."""
         cursor: int | None = None
         while cursor != 0:
             cursor, found = await self._redis.hscan(keys.sizes, cursor or 0, count=_PAGE)

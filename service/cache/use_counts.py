@@ -112,6 +112,6 @@ class UseCounts:
         keys, now = self._keys.of(batch.namespace), time.monotonic()
         ages = [part for key, at in batch.used.items() for part in (key, int((now - at) * 1000))]
         await self._scripts.record_uses(
-            keys=[keys.lru, keys.pinned, keys.stats, keys.changed],
+            keys=[keys.lru, keys.pinned, keys.stats],
             args=[*(batch.sums[name] for name in SUMS), *ages],
         )

@@ -261,7 +261,7 @@ class Leases:
         """Counts the seconds that a worker spent on this namespace's compiles, whatever the result."""
         period_ms = int(self._settings.quota_period_seconds * 1000)
         await self._scripts.charge(
-            keys=[self._keys.spent, self._keys.stats, self._keys.changed], args=[f"{seconds:.6f}", period_ms]
+            keys=[self._keys.spent, self._keys.stats], args=[f"{seconds:.6f}", period_ms]
         )
 
     async def release(self, lease: Lease, *, killed: bool = False) -> None:

@@ -63,14 +63,14 @@ class NamespaceRemover:
         if deleted := await self._delete_objects(name):
             return NamespaceRemoval("deleting", deleted)
         await self._shared.uses.write()
+        stored, inline = await self._shared.recount.count(keys)
         await self._delete_keys(keys)
-        await self._shared.recount.run(
-            [each for each in await self._shared.namespaces.names() if each != name]
-        )
         event = AuditEvent(action="namespace_deleted", name=by.name, token=by.id, detail=name)
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.sums, keys.summed)
-            pipe.srem(keys.changed, keys.stats)
+            pipe.zrem(keys.namespace_bytes, keys.lru)
+            pipe.decrby(keys.bytes, stored)
+            pipe.decrby(keys.inline, inline)
+            pipe.delete(keys.summed)
             pipe.hdel(keys.namespaces, name)
             await self._audit.append(event, within=pipe)
             await pipe.execute()

@@ -71,10 +71,9 @@ class Keys:
         self.inline = f"{prefix}inline"
         """Sum of the sizes of blobs that Redis itself holds."""
         self.bytes = f"{prefix}bytes"
-        """Sum of `total` of all namespaces."""
-        self.held = f"{prefix}held"
-        """Sorted set: names of `total` by their value. Those of namespaces where all is pinned may be
-        missing."""
+        """Sum of `namespace_bytes`."""
+        self.namespace_bytes = f"{prefix}namespace_bytes"
+        """Sorted set: names of `lru` of all namespaces by the bytes of their artifacts."""
         self.described = f"{prefix}described"
         """List: `<bytes>:<name>` of what `components` names, of all namespaces, the oldest first."""
         self.described_bytes = f"{prefix}described_bytes"
@@ -85,18 +84,10 @@ class Keys:
         """Hash: the same names to bytes."""
         self.saved_total = f"{prefix}saved_total"
         """Their sum."""
-        self.recount = f"{prefix}recount"
-        """Hash, while the sums are counted again: id of the count, and names of the sums to what was found so far."""
-        self.swept = f"{prefix}swept"
+        self.swept = f"{prefix}sweep"
         """Which dispatcher has swept the stores and counted the sums again, lately; expires."""
-        self.changed = f"{prefix}changed"
-        """Set: names of `stats` of the namespaces whose counters have changed since they were added up."""
-        self.sums = f"{prefix}sums"
-        """Hash: namespace to its Counters when they were read last, MessagePack; expires."""
         self.summed = f"{prefix}summed"
-        """Their sum, MessagePack; expires."""
-        self.summing = f"{prefix}summing"
-        """Whether a gateway makes it now; expires."""
+        """The sum of all namespaces' Counters, MessagePack; expires."""
         self.identity = f"{prefix}installation"
         """Hash: id, also in the blob store; since (ms) when Redis knows that store; sweeps; protocol, and the oldest
         with which all may use Redis (protocols.REDIS)."""
@@ -123,8 +114,6 @@ class Keys:
         """Sorted set, as lru: what is never evicted. A key is in one of the two."""
         self.sizes = f"{prefix}sizes"
         """Hash: cache key to artifact bytes."""
-        self.total = f"{prefix}total"
-        """Sum of sizes."""
         self.fence = f"{prefix}fence"
         """The highest fence given out."""
         self.active = f"{prefix}active"
@@ -167,6 +156,11 @@ class Keys:
         """The same installation's keys in another namespace."""
         return Keys(self.installation, namespace)
 
+    @property
+    def sum_keys(self) -> list[str]:
+        """The sums that evictions go by, which the scripts in lua/cache/ keep."""
+        return [self.namespace_bytes, self.bytes, self.inline]
+
     def entry_keys(self, key: str) -> list[str]:
         """KEYS of the scripts in lua/cache/ for one entry."""
         return [
@@ -174,12 +168,9 @@ class Keys:
             self.lru,
             self.pinned,
             self.sizes,
-            self.total,
-            self.inline,
+            *self.sum_keys,
             self.stats,
             self.audit,
-            self.recount,
-            self.changed,
         ]
 
     def compile_keys(self, key: str, unkeyed: str = "") -> list[str]:
@@ -199,7 +190,6 @@ class Keys:
             self.namespaces,
             self.kills(key, unkeyed),
             self.pending,
-            self.changed,
             self.pending_bytes,
             self.pending_priorities,
         ]
@@ -220,7 +210,7 @@ class Keys:
         return f"{self.prefix}tokens:{name}"
 
     def index(self, key: str) -> str:
-        """Hash: digest, size, place, namespace, seconds, created; counted: in which recount, if any."""
+        """Hash: digest, size, place, namespace, seconds, created."""
         return self.index_prefix + key
 
     def components(self, key: str) -> str:
@@ -259,11 +249,6 @@ class Keys:
             case ["ns", namespace, "lease", key]:
                 return namespace, key
         return None
-
-    def counted(self, stats: str) -> str:
-        """The namespace with this `stats`."""
-        path = stats.removeprefix(self.installation).split(":")
-        return path[1] if len(path) > 1 else DEFAULT_NAMESPACE
 
     def opened_job(self, key: str) -> tuple[str, str, str] | None:
         """Kind, namespace and id of the job with this key; None for what is none."""

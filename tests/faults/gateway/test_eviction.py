@@ -42,21 +42,23 @@ class Model:
 
     def trim(self, namespace: str) -> None:
         if self.quota[namespace]:
-            self._evict({namespace}, self.quota[namespace])
-        self._evict(set(NAMES), LIMIT)
+            self._evict({namespace}, self.quota[namespace], namespace)
+        self._evict(set(NAMES), LIMIT, namespace)
 
-    def _evict(self, names: set[str], limit: int) -> None:
-        """The least recently used of whoever holds the most, but never the newest of all."""
+    def _evict(self, names: set[str], limit: int, asking: str) -> None:
+        """The least recently used of whoever holds the most, but never what the caller's namespace used last."""
         while True:
             held = {
                 name: sum(len(data) for entry, data in self.offered.items() if entry[0] == name)
                 for name in names
             }
             loose = [entry for entry in self.offered if entry[0] in names and entry not in self.pinned]
-            if sum(held.values()) <= limit or len(loose) <= 1:
+            newest = next((entry for entry in reversed(loose) if entry[0] == asking), None)
+            loose = [entry for entry in loose if entry != newest]
+            if sum(held.values()) <= limit or not loose:
                 return
-            most = max(held[name] for name, _ in loose[:-1])
-            del self.offered[next(entry for entry in loose[:-1] if held[entry[0]] == most)]
+            whose = max({name for name, _ in loose}, key=lambda name: (held[name], name != "default", name))
+            del self.offered[next(entry for entry in loose if entry[0] == whose)]
 
 
 def signed(gateway: GatewayParts, namespace: str, key: str, size: int) -> bytes:
@@ -84,7 +86,8 @@ async def check(gateway: GatewayParts, server: RedisServer, model: Model, folder
         entries, following = await tenant.cache_admin.page(cursor=0, limit=100)
         expected = {key: data for (whose, key), data in model.offered.items() if whose == name}
         assert following == 0 and {entry.key for entry in entries} == set(expected)
-        assert int(raw.get(tenant.keys.total) or 0) == sum(map(len, expected.values()))
+        stored = raw.zscore(tenant.keys.namespace_bytes, tenant.keys.lru) or 0
+        assert stored == sum(map(len, expected.values()))
         assert {entry.key for entry in entries if entry.pinned} == {k for n, k in model.pinned if n == name}
         for entry in entries:
             data = expected[entry.key]

@@ -456,7 +456,8 @@ class CacheMachine(RuleBasedStateMachine):
         sizes = {key: len(data) for key, data in self.offered.items()}
         assert [key.decode() for key in self.raw.zrange(self.names.lru, 0, -1)] == list(self.offered)
         assert {key.decode(): int(size) for key, size in self.raw.hgetall(self.names.sizes).items()} == sizes
-        assert int(self.raw.get(self.names.total) or 0) == sum(sizes.values())
+        stored = self.raw.zscore(self.names.namespace_bytes, self.names.lru) or 0
+        assert stored == int(self.raw.get(self.names.bytes) or 0) == sum(sizes.values())
         inline = sum(size for size in sizes.values() if size <= INLINE)
         assert int(self.raw.get(self.names.inline) or 0) == inline
 

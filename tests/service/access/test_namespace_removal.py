@@ -96,12 +96,9 @@ def test_nothing_is_left_of_it_and_nothing_of_others_is_missing(
         entry = http.get("/v1/audit?limit=1").json()["entries"][0]
         assert (entry["action"], entry["name"], entry["detail"]) == ("namespace_deleted", "owner", "red")
         with redis_server.client() as redis:
-            held = {
-                name.decode(): size for name, size in redis.zrange("torchrelay:held", 0, -1, withscores=True)
-            }
-            totals = {key: float(redis.get(key) or 0) for key in held}
-            assert held == totals and "torchrelay:ns:red:total" not in held
-            assert float(redis.get("torchrelay:bytes")) == sum(totals.values())
+            stored = dict(redis.zrange("torchrelay:namespace_bytes", 0, -1, withscores=True))
+            assert stored.keys() == {b"torchrelay:ns:red-2:lru", b"torchrelay:ns:blue:lru"}
+            assert float(redis.get("torchrelay:bytes")) == sum(stored.values())
             assert (int(redis.get("torchrelay:inline") or 0) > 0) == (inline > 0)
 
         # a new team of that name begins with nothing

@@ -227,7 +227,7 @@ def test_nothing_of_a_namespace_lies_among_anothers_keys(
     sums = {
         f"torchrelay:{name}"
         for name in (
-            *("inline", "changed", "described", "described_bytes", "pending_bytes"),
+            *("namespace_bytes", "bytes", "inline", "described", "described_bytes", "pending_bytes"),
             *("saved", "saved_sizes", "saved_total"),
         )
     }

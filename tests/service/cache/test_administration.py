@@ -139,7 +139,7 @@ def test_a_removed_artifact_is_gone_with_its_bytes_and_compiled_again(
         assert http.delete(f"/v1/cache/{key}").json()["key"] == key
         assert http.get(f"/v1/artifacts/{key}").status_code == 404
         assert (_entries(http), _blobs(gateway), redis.keys("torchrelay:blob:*")) == ({}, [], [])
-        assert (int(redis.get("torchrelay:total")), int(redis.get("torchrelay:inline") or 0)) == (0, 0)
+        assert (int(redis.get("torchrelay:bytes")), int(redis.get("torchrelay:inline") or 0)) == (0, 0)
         assert compiled(http, graph()) != first
         assert _entries(http)[key]["pinned"] is False
 

@@ -44,7 +44,7 @@ class Call(NamedTuple):
 def entry(
     keys: Keys = KEYS, key: str = KEY, place: str = "redis", used: int = 1000
 ) -> list[tuple[Argument, ...]]:
-    """An entry of the index, while a count is in progress."""
+    """An entry of the index."""
     index: list[Argument] = [
         "digest",
         DIGEST,
@@ -58,15 +58,13 @@ def entry(
         "1.5",
     ]
     return [
-        ("HSET", keys.index(key), *index, "created", 1000, "counted", "c1"),
+        ("HSET", keys.index(key), *index, "created", 1000),
         ("ZADD", keys.lru, used, key),
         ("HSET", keys.sizes, key, 100),
-        ("INCRBY", keys.total, 100),
         ("INCRBY", keys.inline, 100),
         ("INCRBY", keys.bytes, 100),
-        ("ZINCRBY", keys.held, 100, keys.total),
+        ("ZINCRBY", keys.namespace_bytes, 100, keys.lru),
         ("SET", keys.blob(DIGEST), "data"),
-        ("HSET", keys.recount, "id", "c1", keys.total, 100, keys.inline, 100),
         ("HSET", keys.stats, "damaged", 1, "evictions", 1),
     ]
 
@@ -171,22 +169,21 @@ def of_entry(script: str, *args: Argument, stored: Sequence[tuple[Argument, ...]
 
 
 def evict(whose: str, limit: int, *stored: tuple[Argument, ...]) -> Call:
-    keys = [KEYS.namespaces, KEYS.inline, KEYS.recount, KEYS.changed]
+    keys = [KEYS.namespaces, *KEYS.sum_keys]
     return Call("evict", keys, [KEYS.installation, "default", whose, limit, 10, "default"], [*QUOTA, *stored])
 
 
 def count_entries(*stored: tuple[Argument, ...]) -> Call:
-    keys = [KEYS.lru, KEYS.pinned, KEYS.sizes, KEYS.total, KEYS.inline, KEYS.recount]
-    return Call("count_entries", keys, ["c2", KEYS.index_prefix, KEY, OTHER], stored)
+    keys = [KEYS.lru, KEYS.pinned, KEYS.sizes]
+    return Call("count_entries", keys, [KEYS.index_prefix, KEY, OTHER], stored)
 
 
-COUNTING: tuple[Argument, ...] = ("HSET", KEYS.recount, "id", "c2", KEYS.inline, 0)
 TWO_ENTRIES = [*entry(), *entry(key=OTHER, used=2000)]
 
 CACHE = [
     publish("redis", "me:1", *LEASED, *entry()[1:]),
     publish("redis", "import", *entry()),
-    publish("store", "import", ("SET", KEYS.total, 100), ("HSET", KEYS.sizes, KEY, 100)),
+    publish("store", "import", ("HSET", KEYS.sizes, KEY, 100)),
     Call("lookup", [KEYS.index(KEY)], [KEYS.blob_prefix, "have"], entry()),
     of_entry("quarantine", KEYS.blob_prefix, DIGEST, HOUR, *EVENT),
     of_entry("remove", KEYS.blob_prefix, *EVENT),
@@ -194,19 +191,17 @@ CACHE = [
     of_entry("pin", "unpinned", *EVENT, stored=[("ZADD", KEYS.pinned, 1000, KEY)]),
     Call(
         "record_uses",
-        [KEYS.lru, KEYS.pinned, KEYS.stats, KEYS.changed],
+        [KEYS.lru, KEYS.pinned, KEYS.stats],
         [1, 1.0, -1.0, 1, 4096, 1.25, KEY, 10, OTHER, 20],
         [*entry(), ("HSET", KEYS.stats, "requests", 1, "seconds_saved", "1.5", "bytes_served", 1)],
     ),
-    count_entries(*entry(), COUNTING, ("HSET", KEYS.sizes, KEY, 99), ("ZREM", KEYS.lru, KEY)),
-    count_entries(
-        *TWO_ENTRIES, COUNTING, ("HSET", KEYS.index(OTHER), "created", 7), ("ZREM", KEYS.lru, OTHER)
-    ),
+    count_entries(*entry(), ("HSET", KEYS.sizes, KEY, 99), ("ZREM", KEYS.lru, KEY)),
+    count_entries(*TWO_ENTRIES, ("HSET", KEYS.index(OTHER), "created", 7), ("ZREM", KEYS.lru, OTHER)),
     Call(
-        "finish_count",
-        [KEYS.recount, KEYS.inline],
-        ["c1"],
-        [*entry(), *entry(TEAM), ("SET", KEYS.total, 7)],
+        "mend_sums",
+        KEYS.sum_keys,
+        [KEYS.bytes, 200, 7, KEYS.inline, 199, 7, KEYS.lru, 100.0, 7, TEAM.lru, 100, 100],
+        [*entry(), *entry(TEAM)],
     ),
     evict("", 150, *TWO_ENTRIES, *entry(TEAM)),
     evict("", 150, *TWO_ENTRIES, *entry(TEAM), ("DEL", KEYS.lru)),
@@ -400,7 +395,7 @@ def authenticate(record: str, stored: int) -> Call:
     """stored: when the bucket is full again."""
     return Call(
         "authenticate",
-        [KEYS.tokens, KEYS.bucket("d"), KEYS.namespaces, KEYS.changed, KEYS.deleted],
+        [KEYS.tokens, KEYS.bucket("d"), KEYS.namespaces, KEYS.deleted],
         ["d", 500.0, 10, KEYS.installation, "default", record],
         [("HSET", KEYS.tokens, "d", RECORD), ("SET", KEYS.bucket("d"), stored)],
     )
@@ -423,10 +418,10 @@ OTHERS = [
         [5, 4, KEYS.wake, "protocol"],
         [("HSET", KEYS.identity, "protocol", 4, "oldest", 3)],
     ),
-    Call("charge", [KEYS.spent, KEYS.stats, KEYS.changed], ["1.500000", HOUR]),
+    Call("charge", [KEYS.spent, KEYS.stats], ["1.500000", HOUR]),
     Call(
         "charge",
-        [KEYS.spent, KEYS.stats, KEYS.changed],
+        [KEYS.spent, KEYS.stats],
         ["1.500000", HOUR],
         [("SET", KEYS.spent, 1), ("HSET", KEYS.stats, "seconds_spent", "1.5")],
     ),

@@ -71,7 +71,7 @@ def test_an_entry_whose_seconds_are_damaged_is_served_and_removed(leased: RedisS
         assert found == [DIGEST.encode(), b"100", b"store", b"0.000000", None]
         args = [KEY, 100, KEYS.blob_prefix, DIGEST, 1000, "action", "x"]
         assert call(leased, "quarantine", KEYS.entry_keys(KEY), args) == 1
-        assert client.get(KEYS.total) == b"0"
+        assert client.get(KEYS.bytes) == b"0"
 
 
 @pytest.mark.parametrize("value", BAD)

@@ -198,12 +198,12 @@ def test_files_that_are_refused_or_replaced_do_not_stay_in_the_blob_store(
             os.utime(path, (1, 1))
         redis.hset("torchrelay:installation", "since", 0)
         marks = "torchrelay:train_orphans"
-        redis.delete("torchrelay:swept")  # as when that expires
+        redis.delete("torchrelay:sweep")  # as when that expires
         start_gateway(TrainingPool(pool.folder))  # it looks as it starts
         wait_until(lambda: redis.zcard(marks) == 2, seconds=20)
         assert len(list(folder.iterdir())) == 3
         redis.zadd(marks, dict.fromkeys(redis.zrange(marks, 0, -1), 1))
-        redis.delete("torchrelay:swept")
+        redis.delete("torchrelay:sweep")
         start_gateway(TrainingPool(pool.folder))
         wait_until(lambda: len(list(folder.iterdir())) == 1, seconds=20)
         assert http.get(f"{url}/a").content == b"3" * 10

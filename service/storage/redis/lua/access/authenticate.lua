@@ -4,7 +4,7 @@
 --       come at once; the record, where it is not among the tokens but made of claims that another issuer signed: its
 --       namespace exists from now on, unless it was deleted.
 -- Returns nil, or {record, milliseconds to wait}: 0 lets it pass; -1: its namespace was deleted.
-local tokens, bucket, namespaces, changed, deleted = unpack(KEYS)
+local tokens, bucket, namespaces, deleted = unpack(KEYS)
 local digest, rate, burst_seconds, prefix, default, made = unpack(ARGV)
 check_arguments(6)
 rate, burst_seconds = comparable(rate), comparable(burst_seconds)
@@ -35,7 +35,6 @@ if ahead > most then
     prefix = prefix .. 'ns:' .. namespace .. ':'
   end
   redis.pcall('HINCRBY', prefix .. 'stats', 'rate_limited', 1)
-  redis.pcall('SADD', changed, prefix .. 'stats')
   return {data, math.ceil((ahead - most) / 1000)}
 end
 redis.pcall('SET', bucket, integer(microseconds + ahead), 'PX', math.ceil(ahead / 1000) + 1)

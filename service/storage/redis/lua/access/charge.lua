@@ -1,6 +1,6 @@
 -- Add to what a namespace has spent in its period, which begins with the first second spent.
 -- In whole milliseconds: INCRBYFLOAT in a script corrupts the memory of Redis 6.2 (it grows the script's arguments).
-local spent, stats, changed = unpack(KEYS)
+local spent, stats = unpack(KEYS)
 local seconds, period_ms = finite(ARGV[1]), whole(ARGV[2], 1)
 finite(redis.call('HGET', stats, 'seconds_spent') or 0)
 redis.call('INCRBY', spent, integer(seconds * 1000))
@@ -8,5 +8,4 @@ if redis.call('PTTL', spent) < 0 then
   redis.call('PEXPIRE', spent, period_ms)
 end
 redis.call('HINCRBYFLOAT', stats, 'seconds_spent', string.format('%.6f', seconds))
-redis.call('SADD', changed, stats)
 return 1

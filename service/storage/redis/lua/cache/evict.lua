@@ -2,18 +2,14 @@
 -- caller deletes those in the store. `whose`: one namespace, down to its quota, or '' for all, down to `limit`; then
 -- each entry is of the namespace that holds the most bytes. Above the limit that one has more than an equal share, so
 -- no namespace below its share loses anything to another.
--- A call does a bounded part of that, however many namespaces there are. Of namespaces that hold the same it looks at
--- ALIKE, and takes what was used longest ago in these.
--- ARGV: limit: in bytes, where no quota says otherwise (0: no limit); most: entries for one call; asking: the caller's
--- namespace, where something may just have been published.
+-- KEYS: namespaces, then Keys.sum_keys. ARGV: limit: in bytes, where no quota says otherwise (0: no limit); most:
+-- entries for one call; asking: the caller's namespace, where something may just have been published.
 -- Returns {more, namespace, key, digest, place, namespace, key, ...}; more: 1 if the caller shall call again, else 0.
--- Of the namespaces looked at and the caller's, the entry used last stays (a client that waited for it is about to
--- fetch it), and so do pinned ones: they are not in lru.
-local ALIKE = 8
-local namespaces, inline, recount, changed = unpack(KEYS)
-local installation, default, whose, limit, left, asking = unpack(ARGV)
-local looks = 128 -- at namespaces, by one call
-limit, left = comparable(limit), finite(left)
+-- Of the caller's namespace the entry used last stays (a client that waited for it is about to fetch it), and so do
+-- pinned ones of all: they are not in lru.
+local namespaces, namespace_bytes, bytes, inline = unpack(KEYS)
+local installation, default, whose, limit, most, asking = unpack(ARGV)
+limit, most = comparable(limit), finite(most)
 if whose ~= '' then
   local own = cjson.decode(redis.call('HGET', namespaces, whose) or '{}')
   limit = own.bytes or limit
@@ -25,114 +21,59 @@ end
 local function prefix_of(name)
   return name == default and installation or installation .. 'ns:' .. name .. ':'
 end
-local callers = prefix_of(asking)
 
-local function prefix_of_total(sum)
-  return sum:sub(1, -1 - #'total')
+local callers = prefix_of(asking) .. 'lru'
+local newest = redis.call('ZRANGE', callers, -1, -1)[1]
+local function oldest_of(lru)
+  local key = redis.call('ZRANGE', lru, 0, 0)[1]
+  return (lru ~= callers or key ~= newest) and key or nil
 end
 
-local bytes, held = sums_of_all(inline)
-
-local total
-if whose ~= '' then
-  total = tonumber(redis.call('GET', prefix_of(whose) .. 'total') or '0')
-else
-  total = tonumber(redis.call('GET', bytes) or '0')
-end
-if total <= limit then
-  return {0}
-end
-
-local function largest() -- {name of a sum, bytes, ...}, the most bytes first
-  return redis.call('ZRANGE', held, 0, ALIKE - 1, 'REV', 'WITHSCORES')
-end
-
-local newest, newest_used -- the entry used last, of the namespaces looked at
-local function look_for_newest(prefix)
-  local last = redis.call('ZRANGE', prefix .. 'lru', -1, -1, 'WITHSCORES')
-  if last[1] and (not newest or tonumber(last[2]) > newest_used) then
-    newest, newest_used = prefix .. last[1], tonumber(last[2])
-  end
-end
-
-local function is_newest(prefix, key)
-  if not newest then
-    look_for_newest(callers)
-    local others = whose == '' and largest() or {}
-    for i = 1, #others, 2 do
-      look_for_newest(prefix_of_total(others[i]))
-    end
-  end
-  look_for_newest(prefix)
-  return prefix .. key == newest
-end
-
-local function oldest_of(prefix) -- what goes next, and when it was used; and whether there is nothing but pinned ones
-  local oldest = redis.call('ZRANGE', prefix .. 'lru', 0, 1, 'WITHSCORES')
-  local key = oldest[1]
-  if key and (oldest[3] or not is_newest(prefix, key)) then
-    return key, tonumber(oldest[2])
-  end
-  return nil, nil, not key
-end
-
--- The next entry of the largest namespaces: its prefix, and key. And whether `held` has changed: then look again.
-local function next_of_largest()
-  local most, found, key, used, other
-  local sums = largest()
-  for i = 1, #sums, 2 do
-    local prefix, own = prefix_of_total(sums[i]), tonumber(sums[i + 1])
-    if found and own < most then
-      break
-    end
-    looks = looks - 1
-    local candidate, since, all_pinned = oldest_of(prefix)
-    if all_pinned then -- comes back with its next entry, by add_bytes
-      redis.call('ZREM', held, sums[i])
-      other = true
-    elseif candidate and (not found or since < used) then
-      most, found, key, used = own, prefix, candidate, since
-    end
-  end
-  return found, key, other
-end
-
-local function next_entry()
+local function next_entry() -- its namespace's lru, and its key
   if whose ~= '' then
-    return prefix_of(whose), (oldest_of(prefix_of(whose)))
+    local lru = prefix_of(whose) .. 'lru'
+    return lru, oldest_of(lru)
   end
-  while looks > 0 do
-    local prefix, key, other = next_of_largest()
-    if key or not other then
-      return prefix, key
+  for rank = 0, redis.call('ZCARD', namespace_bytes) - 1 do -- the first, unless all that it holds stays
+    local lru = redis.call('ZRANGE', namespace_bytes, rank, rank, 'REV')[1]
+    local key = oldest_of(lru)
+    if key then
+      return lru, key
     end
   end
+end
+
+local function total()
+  if whose ~= '' then
+    return tonumber(redis.call('ZSCORE', namespace_bytes, prefix_of(whose) .. 'lru') or '0')
+  end
+  return tonumber(redis.call('GET', bytes) or '0')
 end
 
 local out = {0}
-while left > 0 and looks > 0 and total > limit do
-  local prefix, key = next_entry()
+while total() > limit do
+  if most <= 0 then
+    out[1] = 1
+    break
+  end
+  local lru, key = next_entry()
   if not key then
     break
   end
-  local index, sizes = prefix .. 'index:' .. key, prefix .. 'sizes'
-  local entry = redis.call('HMGET', index, 'digest', 'place')
-  local size = redis.call('HGET', sizes, key) or 0
-  drop_entry(key, index, prefix .. 'lru', prefix .. 'pinned', sizes, prefix .. 'total', inline, recount)
+  local prefix = lru:sub(1, -1 - #'lru')
+  local index = prefix .. 'index:' .. key
+  local digest, tier = unpack(redis.call('HMGET', index, 'digest', 'place'))
+  drop_entry(key, index, lru, prefix .. 'pinned', prefix .. 'sizes', namespace_bytes, bytes, inline)
   redis.call('HINCRBY', prefix .. 'stats', 'evictions', 1)
-  redis.call('SADD', changed, prefix .. 'stats')
-  if entry[2] == 'redis' then
-    redis.call('DEL', prefix .. 'blob:' .. entry[1])
+  if tier == 'redis' then
+    redis.call('DEL', prefix .. 'blob:' .. digest)
   end
-  if entry[1] then
+  if digest then
     local name = prefix:sub(#installation + 1):match('^ns:(.*):$') or default
-    for _, part in ipairs({name, key, entry[1], entry[2]}) do
+    for _, part in ipairs({name, key, digest, tier}) do
       out[#out + 1] = part
     end
   end
-  total, left = total - size, left - 1
-end
-if total > limit and (left == 0 or looks <= 0) then
-  out[1] = 1
+  most = most - 1
 end
 return out

@@ -4,8 +4,8 @@
 -- problems that were measured, and that were known; unverified: 1 if nothing was compared with eager, else 0; the
 -- audit entry's fields come last.
 -- Returns {'published', digest}, {'exists', digest}, {'refused'} or {'blobless'}.
-local index, lru, _, sizes, total, inline, stats, audit, recount, changed = unpack(KEYS)
-local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills, pending = unpack(KEYS, 11)
+local index, lru, _, sizes, namespace_bytes, bytes, inline, stats, audit = unpack(KEYS)
+local _, lease, _, active, events, request, run, waiters, _, _, _, _, kills, pending = unpack(KEYS, 10)
 local key, most_audited, blob, token, digest, size, place, namespace = unpack(ARGV)
 local seconds, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
 check_arguments(14, 2, 1)
@@ -29,7 +29,7 @@ end
 if place == 'redis' and redis.call('EXISTS', blob) == 0 then
   return {'blobless'}
 end
-check_sums(total, inline, recount)
+check_sums(bytes, inline)
 check_counters(redis.call('HMGET', stats, 'compiles', 'problems_searched', 'problems_recalled', 'unverified'))
 finite(redis.call('HGET', stats, 'seconds_saved') or 0)
 local joins = number_or(0, redis.call('HGET', run, 'joins'))
@@ -40,14 +40,9 @@ end
 redis.call('HSET', index, 'digest', digest, 'size', size, 'place', place, 'namespace', namespace,
   'seconds', string.format('%.6f', seconds), 'created', integer(now))
 redis.call('ZADD', lru, integer(now), key)
-add_bytes(0 - number_or(0, redis.call('HGET', sizes, key)), 'store', total, inline)
+add_bytes(0 - number_or(0, redis.call('HGET', sizes, key)), 'store', lru, namespace_bytes, bytes, inline)
 redis.call('HSET', sizes, key, size)
-add_bytes(size, place, total, inline)
-local counting = redis.call('HGET', recount, 'id')
-if counting then
-  redis.call('HSET', index, 'counted', counting)
-  add_counted(size, place, total, inline, recount)
-end
+add_bytes(size, place, lru, namespace_bytes, bytes, inline)
 add_event(events, run, ttl_ms, 'done', '', '')
 if not imported then
   redis.call('HINCRBY', stats, 'compiles', 1)
@@ -56,7 +51,6 @@ if not imported then
   redis.call('HINCRBY', stats, 'unverified', unverified)
 end
 redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
-redis.call('SADD', changed, stats)
 redis.call('DEL', lease, run, request, waiters, kills)
 redis.call('ZREM', active, key)
 redis.call('ZREM', pending, lease)

@@ -1,7 +1,7 @@
 -- Add to the counters what a process has counted of uses, and note when artifacts were used last.
--- KEYS: lru, pinned, stats, changed. ARGV: what to add to each of `counted`, maybe negative, and to seconds_saved; then of each
+-- KEYS: lru, pinned, stats. ARGV: what to add to each of `counted`, maybe negative, and to seconds_saved; then of each
 -- artifact its key, and how long ago it was used, ms.
-local lru, pinned, stats, changed = unpack(KEYS)
+local lru, pinned, stats = unpack(KEYS)
 check_arguments(6, 2, 0)
 local counted = {'requests', 'hits', 'misses', 'fetches', 'bytes_served'}
 local numbers = {}
@@ -21,7 +21,6 @@ for _, name in ipairs(counted) do
   end
 end
 redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
-redis.call('SADD', changed, stats)
 for key, at in pairs(used) do
   redis.call('ZADD', lru, 'XX', 'GT', at, key) -- it is in one of the two
   redis.call('ZADD', pinned, 'XX', 'GT', at, key)

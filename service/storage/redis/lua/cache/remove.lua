@@ -1,6 +1,6 @@
 -- Take an entry out of the index, pinned or not, and its blob out of Redis; the caller deletes one in the store.
 -- KEYS: Keys.entry_keys. ARGV: the audit entry's fields come last. Returns nil, or {digest, place}.
-local index, lru, pinned, sizes, total, inline, stats, audit, recount, changed = unpack(KEYS)
+local index, lru, pinned, sizes, namespace_bytes, bytes, inline, _, audit = unpack(KEYS)
 local key, most_audited, blob_prefix = unpack(ARGV)
 check_arguments(3, 2, 1)
 most_audited = whole(most_audited, 0)
@@ -8,9 +8,8 @@ local digest, place = unpack(redis.call('HMGET', index, 'digest', 'place'))
 if not digest then
   return false
 end
-check_sums(total, inline, recount)
-drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
-redis.call('SADD', changed, stats)
+check_sums(bytes, inline)
+drop_entry(key, index, lru, pinned, sizes, namespace_bytes, bytes, inline)
 if place == 'redis' then
   redis.call('DEL', blob_prefix .. digest)
 end

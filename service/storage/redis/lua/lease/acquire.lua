@@ -11,8 +11,8 @@
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'overloaded', bytes of their requests, 'bytes'},
 --         {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
-local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, changed,
-  body_bytes, priorities = unpack(KEYS)
+local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, body_bytes,
+  priorities = unpack(KEYS)
 local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what, finish, mode = unpack(ARGV)
 local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace, most_bytes, priority = unpack(
   ARGV, 11)
@@ -29,7 +29,6 @@ local function count(field)
   if asking then
     redis.call('HINCRBY', stats, 'requests', 1)
     redis.call('HINCRBY', stats, field, 1)
-    redis.call('SADD', changed, stats)
   end
 end
 

@@ -1,7 +1,7 @@
 -- End a compile with an error, and remember it for a while if it would happen again.
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence; failure: JSON; negative_ms: 0 forgets; longest_ms: if not 0,
 -- negative_ms doubles with each such failure in a row, up to this. Returns 1 or 0.
-local _, lease, _, active, events, request, run, waiters, failed, stats, _, _, kills, pending, changed = unpack(KEYS)
+local _, lease, _, active, events, request, run, waiters, failed, stats, _, _, kills, pending = unpack(KEYS)
 local key, token, ttl_ms, wake, failure, detail, negative_ms, longest_ms = unpack(ARGV)
 check_arguments(8)
 ttl_ms, negative_ms, longest_ms = whole(ttl_ms, 1), whole(negative_ms, 0), whole(longest_ms, 0)
@@ -19,7 +19,6 @@ if negative_ms > 0 then
   redis.call('SET', failed, failure, 'PX', integer(negative_ms))
 end
 redis.call('HINCRBY', stats, 'failures', 1)
-redis.call('SADD', changed, stats)
 redis.call('DEL', lease, run, request, waiters)
 redis.call('ZREM', active, key)
 redis.call('ZREM', pending, lease)

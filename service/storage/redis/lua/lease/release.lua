@@ -1,6 +1,6 @@
 -- Give a lease back unfinished (the dispatcher stops, or has lost the worker); another one takes the compile at once.
 -- KEYS: Keys.compile_keys. ARGV: token: owner:fence; killed: 1 if its worker has died of it, else 0. Returns 1 or 0.
-local _, lease, _, active, _, _, run, _, _, _, _, _, _, pending, _, _, priorities = unpack(KEYS)
+local _, lease, _, active, _, _, run, _, _, _, _, _, _, pending, _, priorities = unpack(KEYS)
 local key, token, wake, ttl_ms, compiles_wait, killed = unpack(ARGV)
 check_arguments(6)
 ttl_ms, killed = whole(ttl_ms, 1), whole(killed, 0)

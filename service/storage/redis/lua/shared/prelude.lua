@@ -106,44 +106,25 @@ local function add_event(events, run, ttl_ms, stage, detail, failure, asker)
   redis.call('PEXPIRE', events, ttl_ms)
 end
 
--- Beside `inline`, which every script that needs them has: the sum of all `total`, and these by their size (keys.py).
-local function sums_of_all(inline)
-  local installation = inline:sub(1, -1 - #'inline')
-  return installation .. 'bytes', installation .. 'held'
-end
-
 -- Fail if the sums are none: before the first write of a script that adds an entry's size, or takes it from them.
-local function check_sums(total, inline, recount)
-  check_counters(redis.call('MGET', total, inline, (sums_of_all(inline))))
-  check_counters(redis.call('HMGET', recount, total, inline))
+local function check_sums(bytes, inline)
+  check_counters(redis.call('MGET', bytes, inline))
 end
 
--- Add an entry's size to the sums, or take it from them.
-local function add_bytes(size, place, total, inline)
-  local own, bytes, held = redis.call('INCRBY', total, integer(size)), sums_of_all(inline)
+-- Add an entry's size to the sums, or take it from them. They are Keys.sum_keys; `lru` names the namespace.
+local function add_bytes(size, tier, lru, namespace_bytes, bytes, inline)
+  redis.call('ZINCRBY', namespace_bytes, integer(size), lru)
   redis.call('INCRBY', bytes, integer(size))
-  redis.call('ZADD', held, own, total)
-  if place == 'redis' then
+  if tier == 'redis' then
     redis.call('INCRBY', inline, integer(size))
   end
 end
 
--- The same for the sums of a count in progress (count_entries.lua): their fields are the names of the sums.
-local function add_counted(size, place, total, inline, recount)
-  redis.call('HINCRBY', recount, total, integer(size))
-  if place == 'redis' then
-    redis.call('HINCRBY', recount, inline, integer(size))
-  end
-end
-
--- Take a key out of a namespace's index and sums.
-local function drop_entry(key, index, lru, pinned, sizes, total, inline, recount)
-  local place, counted = unpack(redis.call('HMGET', index, 'place', 'counted'))
+-- Take a key out of a namespace's index and the sums.
+local function drop_entry(key, index, lru, pinned, sizes, namespace_bytes, bytes, inline)
+  local tier = redis.call('HGET', index, 'place')
   local size = number_or(0, redis.call('HGET', sizes, key))
-  add_bytes(0 - size, place, total, inline)
-  if counted and counted == redis.call('HGET', recount, 'id') then
-    add_counted(0 - size, place, total, inline, recount)
-  end
+  add_bytes(0 - size, tier, lru, namespace_bytes, bytes, inline)
   redis.call('HDEL', sizes, key)
   redis.call('DEL', index)
   redis.call('ZREM', lru, key)
