@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 import structlog
+from opentelemetry.trace import Span, StatusCode
 from redis.exceptions import RedisError
 
 from ...compiler.api import compiles
@@ -44,7 +45,7 @@ from ..admission.compile_request import CompileRequest
 from ..base.async_tasks import end
 from ..base.metrics import GatewayMetrics
 from ..base.settings import ServiceSettings
-from ..base.tracing import Stages, Tracer, TraceSpan, current_trace
+from ..base.tracing import Stages, Tracer, current_trace
 from ..cache.artifact_cache import ArtifactCache, Offer, make_offer
 from ..signing.remote import SignerDown
 from ..signing.trusted_keys import TrustedKeys
@@ -199,10 +200,16 @@ class Flights:
         lease = flight.lease
         queued = time.time() - lease.waited
         with self._tracer.begin("compile", lease.trace, began=queued) as span:
-            span.describe(key=lease.key, namespace=self._namespace, leases=lease.taken)
+            span.set_attributes(
+                {
+                    "torchrelay.key": lease.key,
+                    "torchrelay.namespace": self._namespace,
+                    "torchrelay.leases": lease.taken,
+                }
+            )
             await self._fly(flight, span, queued)
 
-    async def _fly(self, flight: Flight, span: TraceSpan, queued: float) -> None:
+    async def _fly(self, flight: Flight, span: Span, queued: float) -> None:
         """queued: when the compile was, in seconds since the epoch."""
         key = flight.lease.key
         renewer = asyncio.create_task(self._renew_lease(flight))
@@ -431,14 +438,14 @@ class Flights:
                 return False
         return True
 
-    async def _report_failure(self, flight: Flight, worker: asyncio.Task[None], span: TraceSpan) -> None:
+    async def _report_failure(self, flight: Flight, worker: asyncio.Task[None], span: Span) -> None:
         """Sends the failed event of a failed compile; a published one needs nothing more."""
         failure = worker.exception()
         if failure is None:
             return
         key = flight.lease.key
         error = _as_relay_error(failure)
-        span.fail(error.code)
+        span.set_status(StatusCode.ERROR, error.code)
         log.error("compile_failed", key=key, code=error.code, error=error.message, exc_info=failure)
         self._metrics.compile_errors.labels(error.code).inc()
         poison = isinstance(error, POISON) and (flight.working is not None or flight.deadly)

@@ -28,7 +28,7 @@ from ..base.budgets import Budgets
 from ..base.counters import Counters
 from ..base.metrics import GatewayMetrics, Load
 from ..base.settings import ServiceSettings
-from ..base.tracing import SpanExporter, Tracer
+from ..base.tracing import Tracer
 from ..cache.artifact_cache import ArtifactCache
 from ..cache.components import EntryComponents
 from ..cache.recount import Recount
@@ -70,7 +70,7 @@ class SharedParts:
         self.settings = settings
         self.stopping = False
         self.metrics = GatewayMetrics()
-        self.tracer = Tracer(_span_exporter() if settings.exports_traces else None)
+        self.tracer = _exporting_tracer() if settings.exports_traces else Tracer()
         self.supervisor = TaskSupervisor(lambda task: self.metrics.background_failures.labels(task).inc())
 
         def count_error(kind: str) -> None:
@@ -120,14 +120,14 @@ class SharedParts:
         )
 
 
-def _span_exporter() -> SpanExporter | None:
+def _exporting_tracer() -> Tracer:
     """Whoever exports no spans need not have, nor import, OpenTelemetry's SDK."""
     try:
-        from ..base.span_exporter import OpenTelemetryExporter
+        from ..base.span_exporter import exporting_tracer
     except ImportError as error:
         log.warning("traces_not_exported", error=str(error), hint=install_hint("server,otel"))
-        return None
-    return OpenTelemetryExporter(VERSION)
+        return Tracer()
+    return exporting_tracer(VERSION)
 
 
 class TenantParts:

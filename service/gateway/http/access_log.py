@@ -6,12 +6,13 @@ import time
 import uuid
 
 import structlog
+from opentelemetry.trace import Span, StatusCode
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....compiler.api.protocols import CLIENTS, PROTOCOL_HEADER
 from ...base.budgets import HELD, Held
 from ...base.metrics import GatewayMetrics
-from ...base.tracing import Tracer, TraceSpan, trace_of
+from ...base.tracing import Tracer, trace_of
 from ...signing.trusted_keys import TrustedKeys
 
 log = structlog.get_logger(__name__)
@@ -72,14 +73,15 @@ class AccessLog:
                 )
 
 
-def _finish(span: TraceSpan, method: str, route: str, status: int) -> None:
+def _finish(span: Span, method: str, route: str, status: int) -> None:
     """Probes leave no span, nor does who has no token."""
     if route in _QUIET or status == 401:
-        span.drop()
-    span.rename(f"{method} {route}")
-    span.describe(status=status)
+        return
+    span.update_name(f"{method} {route}")
+    span.set_attribute("torchrelay.status", status)
     if status >= 500:
-        span.fail(str(status))
+        span.set_status(StatusCode.ERROR, str(status))
+    span.end()
 
 
 def _method(name: str) -> str:

@@ -34,8 +34,7 @@ from torchrelay.compiler import decoding
 from torchrelay.compiler.api.trace_context import new_trace
 from torchrelay.compiler.errors import CompileFailed, RelayError
 from torchrelay.compiler.request import codec, key
-from torchrelay.service.base.span_exporter import OpenTelemetryExporter
-from torchrelay.service.base.tracing import Tracer
+from torchrelay.service.base.span_exporter import exporting_tracer
 from torchrelay.workers.pool import PoolSettings, WorkerPool
 from waiting import wait_until
 
@@ -271,7 +270,7 @@ def test_a_collector_that_is_silent_does_not_hold_up_the_end_of_a_process(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        tracer = Tracer(OpenTelemetryExporter("0"))
+        tracer = exporting_tracer("0")
         with tracer.begin("any", None):
             pass
         tracer.close()

@@ -20,6 +20,7 @@ from ....access.audit import AuditEvent
 from ....access.tokens import Grant
 from ....admission.compile_request import CompileRequest
 from ....base.http_bodies import reply
+from ....base.tracing import span_context
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
 from ...parts import GatewayTenant
@@ -78,7 +79,7 @@ async def compile_graph(
     with tracer.span("admission") as span:
         body = await gateway.admission.read(request)
         key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
-        span.describe(key=key, bytes=len(body))
+        span.set_attributes({"torchrelay.key": key, "torchrelay.bytes": len(body)})
     for _ in range(_LOOKUPS):
         with tracer.span("lookup"):
             found = await tenant.cache.lookup(key, "hit")
@@ -97,8 +98,8 @@ async def compile_graph(
             )
         with tracer.span("queue") as span:
             answer = await tenant.queue.ask(parsed, body, finish=finish)
-            if answer == "wait" and tracer.exports:
-                span.link(await tenant.events.cause(key))
+            if answer == "wait" and tracer.exports and (cause := await tenant.events.cause(key)):
+                span.add_link(span_context(cause))
         if answer == "queued":
             await _log_compile(tenant, grant, parsed)
             await tenant.saved_requests.note(key, body)
