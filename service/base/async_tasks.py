@@ -72,15 +72,15 @@ class Recent(Generic[T]):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._made = -math.inf
+        self._at = -math.inf
         self._value: T | None = None
         self._making = asyncio.Lock()
 
     async def get(self, make: Callable[[], Awaitable[T]]) -> T:
         """Raises what `make` raises."""
         async with self._making:
-            if self._value is None or time.monotonic() - self._made > self._seconds:
-                self._value, self._made = await make(), time.monotonic()
+            if self._value is None or time.monotonic() - self._at > self._seconds:
+                self._value, self._at = await make(), time.monotonic()
             return self._value
 
 

@@ -37,7 +37,7 @@ def raise_descriptor_limit() -> int:
 
 
 class AcceptedConnection(Protocol):
-    """Of a server."""
+    """What a server tells of a connection."""
 
     def give_way(self) -> None:
         """It is closed: it waits for a request, and another connection needs its place."""
@@ -92,11 +92,11 @@ class Shares:
         self._total = total
         self._most = total if most is None else most
         self._owned: dict[str, int] = {}
-        self.held = 0
+        self.used = 0
 
     def take(self, amount: int, owners: tuple[str, ...]) -> None:
         """owners: a namespace and a token of it, say; neither may have more than its share. Raises Overloaded."""
-        free = self._total - self.held
+        free = self._total - self.used
         for owner in owners:
             owned = self._owned.get(owner, 0) + amount
             if owned > free or (owner == owners[-1] and owned > self._most):
@@ -106,12 +106,12 @@ class Shares:
                     hint="Try again after the Retry-After delay",
                     retry_after=_RETRY_SECONDS,
                 )
-        self.held += amount
+        self.used += amount
         for owner in owners:
             self._owned[owner] = self._owned.get(owner, 0) + amount
 
     def give(self, amount: int, owners: tuple[str, ...]) -> None:
-        self.held -= amount
+        self.used -= amount
         for owner in owners:
             left = self._owned.pop(owner) - amount
             if left:
@@ -142,21 +142,21 @@ class FairWork:
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
         """The context begins when it is this owner's turn."""
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, []).append(place)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, []).append(turn)
         self._serve()
         began: float | None = None
         try:
-            await place
+            await turn
             began = time.monotonic()
             yield
         finally:
-            if place.done() and not place.cancelled():
+            if turn.done() and not turn.cancelled():
                 self._running[owner] -= 1
                 if began is not None:
                     self._spend(owner, time.monotonic() - began)
             else:
-                self._drop(owner, place)
+                self._drop(owner, turn)
             self._serve()
 
     def _serve(self) -> None:
@@ -165,17 +165,17 @@ class FairWork:
             if not ready:
                 return
             owner = min(ready, key=lambda owner: (self._seconds(owner), self._running[owner]))
-            place = self._waiting[owner][0]
-            self._drop(owner, place)
-            if not place.done():
+            turn = self._waiting[owner][0]
+            self._drop(owner, turn)
+            if not turn.done():
                 self._running[owner] += 1
-                place.set_result(None)
+                turn.set_result(None)
 
-    def _drop(self, owner: str, place: asyncio.Future[None]) -> None:
-        places = self._waiting.get(owner, [])
-        if place in places:
-            places.remove(place)
-        if not places:
+    def _drop(self, owner: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(owner, [])
+        if turn in turns:
+            turns.remove(turn)
+        if not turns:
             self._waiting.pop(owner, None)
 
     def _seconds(self, owner: str) -> float:
@@ -201,7 +201,7 @@ class Budgets:
 
 
 HELD = "torchrelay.held"
-"""Where a request's ASGI scope has its Held."""
+"""The name by which a request's ASGI scope has its Held."""
 
 
 class Held:
@@ -211,7 +211,7 @@ class Held:
         self._budgets = budgets
         self._taken: list[tuple[Shares, int, tuple[str, ...]]] = []
         self.owners: tuple[str, ...] = ()
-        """Whose request it is, once that is known."""
+        """The namespace and the token whose request it is, once these are known."""
 
     def body(self, amount: int) -> None:
         """Raises Overloaded."""
@@ -239,7 +239,8 @@ class Held:
 
 
 def most_connections(settings: ServiceSettings) -> int:
-    """Of one server: well under the process' limit of descriptors, which its Redis, files and processes need too."""
+    """How many one server takes: well under the process' limit of descriptors, which its Redis, files and processes
+    need too."""
     descriptors = raise_descriptor_limit()
     return max(
         8, min(settings.connections, descriptors * 3 // 4 if descriptors >= 1024 else descriptors // 2)
@@ -247,8 +248,8 @@ def most_connections(settings: ServiceSettings) -> int:
 
 
 class Rate:
-    """At most `most` a second on average, and as many at once. `dropped`: how many were refused since it was last set
-    to 0."""
+    """Allows at most `most` a second on average, and as many at once. `dropped`: how many were refused since it was
+    last set to 0."""
 
     def __init__(self, most: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most

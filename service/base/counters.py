@@ -10,7 +10,7 @@ from msgspec import Struct
 from ...compiler import decoding
 
 GAUGES = frozenset({"compiling", "entries", "bytes_stored"})
-"""Of Counters: what goes up and down."""
+"""The fields of Counters that go up and down."""
 
 
 class Counters(Struct, frozen=True, kw_only=True):

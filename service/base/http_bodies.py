@@ -95,8 +95,8 @@ async def read_body(request: Request, limit: int, *, seconds: float) -> bytes:
 
 @contextlib.asynccontextmanager
 async def body_in_file(request: Request, limit: int, *, seconds: float) -> AsyncGenerator[UploadedFile]:
-    """As `read_body`, but in a file without a name in the folder for temporary files, for bodies that are too large for
-    memory. Raises Unavailable too, if the disk does not take it."""
+    """The same as `read_body`, but in a file without a name in the folder for temporary files, for bodies that are too
+    large for memory. Raises Unavailable too, if the disk does not take it."""
     parts: list[bytes] = []
     unwritten = 0
     held: Held | None = request.scope.get(HELD)

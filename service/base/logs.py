@@ -96,7 +96,7 @@ class _Lossy:
 
 
 class _OthersLog(logging.Handler):
-    """Of loggers without a handler of their own."""
+    """Writes what loggers without a handler of their own log."""
 
     def __init__(self, lines: Rate, form: str) -> None:
         super().__init__(logging.WARNING)

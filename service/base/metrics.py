@@ -34,7 +34,7 @@ class TargetLoad(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Of the whole installation. dispatchers: how many, by whether they are ready."""
+    """What the whole installation has to do. dispatchers: how many, by whether they are ready."""
 
     dispatchers: Mapping[str, int]
     targets: Sequence[TargetLoad]

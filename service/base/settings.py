@@ -119,8 +119,8 @@ class ServiceSettings(BaseSettings):
     token_allow_programs: bool | None = None
     """Whether that token may give programs (bytecode) to the clients that accept them. Default: as for source."""
     sign_in_file: Path | None = None
-    """Whose JWTs are accepted beside tokens, and what each holder may do: OpenID Connect providers and Kubernetes
-    clusters, TOML (service/access/oidc/sign_in_file.py). Read at the start."""
+    """A file that says whose JWTs are accepted beside tokens, and what each holder may do: OpenID Connect providers and
+    Kubernetes clusters, TOML (service/access/oidc/sign_in_file.py). Read at the start."""
 
     training: bool | None = None
     """Whether training jobs run, which are their holders' code on the nodes. Default: only where `up` starts the whole
@@ -130,9 +130,9 @@ class ServiceSettings(BaseSettings):
     """Other sites' signing keys, base64, separated by commas: their artifacts may be imported here. With a signer, it
     is a setting of the signer."""
     signer_token: SecretStr | None = Field(default=None, min_length=MIN_TOKEN)
-    """Of the signer, and of who may have artifacts signed there and read which keys there are."""
+    """The token of those who may have artifacts signed there, and read which keys there are; the signer's too."""
     signer_admin_token: SecretStr | None = Field(default=None, min_length=MIN_TOKEN)
-    """Of the signer, and of who may also change its keys: gateways."""
+    """The token of those who may also change its keys, which are gateways; the signer's too."""
 
     # how much
     body_bytes: Bytes = codec.Limits().body_bytes
@@ -154,7 +154,7 @@ class ServiceSettings(BaseSettings):
     """All bodies that are in the memory of one process; one namespace's, and one token's, at most what is free for
     anybody. Past it 429."""
     uploads_bytes: Bytes = 16 << 30
-    """As well, of bodies on its disk: packages, files and imported artifacts on their way."""
+    """The same for bodies on its disk: packages, files and imported artifacts on their way."""
     token_streams: Annotated[int, Field(gt=0)] = 512
     """Event streams of one token at one process; past it 429, and its clients poll."""
     checks_at_once: Annotated[int, Field(gt=0)] = 3
@@ -167,8 +167,8 @@ class ServiceSettings(BaseSettings):
     queued_bytes: Bytes = 1 << 30
     """Their requests together, which are in Redis until they have ended; past it a request gets 429."""
     namespace_compiles: Annotated[int, Field(ge=0)] = 0
-    """Of these, one namespace's; 0: only its share of what is free. An administrator may give it another quota, of
-    this and of the next two."""
+    """How many of these are one namespace's; 0: only its share of what is free. An administrator may give it
+    another quota, of this and of the next two."""
     namespace_compile_seconds: Annotated[float, Field(ge=0)] = 0
     """What one namespace's compiles may take of workers in a period; 0: no limit."""
     namespace_bytes: Annotated[int, Field(ge=0)] = 0
@@ -309,7 +309,7 @@ class ServiceSettings(BaseSettings):
         return str((self.train_dir or self.state_dir / "trains").absolute())
 
     def train_folder(self, namespace: str) -> str:
-        """Where the jobs of a namespace have their folders; no job's id is like it."""
+        """The folder that has those of a namespace's jobs; no job's id is like it."""
         return self.train_location if namespace == "default" else f"{self.train_location}/of-{namespace}"
 
     @property

@@ -90,7 +90,7 @@ class Offer(Struct, frozen=True):
     unverified: bool = False
     """Whether its worker compared nothing with eager; the manifest says why."""
     unkeyed: str = ""
-    """Of the request that was compiled (CompileNeeds)."""
+    """The part of the compiled request that is not in its key (CompileNeeds)."""
 
 
 async def make_offer(key: str, data: ArtifactFile, components: dict[str, str]) -> Offer:
@@ -137,7 +137,7 @@ class ArtifactCache:
         self._components = components
         self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # key and signer
         self._digests: OrderedDict[str, str] = OrderedDict()
-        """Of small artifacts that memory has, or had, by key."""
+        """Key to digest of small artifacts that memory has, or had."""
         self._settings = settings
 
     async def lookup(self, key: str, use: LookupUse, *, known: Collection[str] = ()) -> FoundArtifact | None:
@@ -182,11 +182,11 @@ class ArtifactCache:
         self._digests.move_to_end(key)
         if len(self._digests) > _REMEMBERED:
             self._digests.popitem(last=False)
-        return self._memory.get(digest, len(data), partial(_given, data))
+        return self._memory.get(digest, len(data), partial(_returned, data))
 
-    async def manifest(self, found: FoundArtifact) -> Manifest:
+    async def manifest(self, artifact: FoundArtifact) -> Manifest:
         """Raises ArtifactError, Unavailable."""
-        head = found.data or await read_head(self._blobs, found.key, found.digest)
+        head = artifact.data or await read_head(self._blobs, artifact.key, artifact.digest)
         return await asyncio.to_thread(container.read_manifest, head)
 
     async def _from_store(self, key: str, digest: str, served: _Use) -> FoundArtifact:
@@ -255,7 +255,7 @@ class ArtifactCache:
         await self._check_once(key, digest, verify)
 
     async def _check_head(self, key: str, digest: str, size: int) -> None:
-        """As `_check`, without the members: the manifest that is signed has their digests, for the client to check."""
+        """The same as `_check`, without the members: the signed manifest has their digests, for the client to check."""
 
         async def verify(trust: Trust) -> Statement:
             head = await read_head(self._blobs, key, digest)
@@ -361,19 +361,19 @@ class ArtifactCache:
 
     async def _put(self, lease_token: str, offer: Offer, event: AuditEvent) -> bool:
         for _ in range(_PUTS):
-            place = await self._blobs.put(offer.key, offer.digest, offer.data)
-            answer = await self._offer(lease_token, offer, place, event)
+            tier = await self._blobs.put(offer.key, offer.digest, offer.data)
+            answer = await self._offer(lease_token, offer, tier, event)
             if answer == b"published":
                 if offer.components:
                     with redis_errors_logged("artifact_not_described", key=offer.key):
                         await self._components.put(offer.key, offer.components)
                 return True
             if answer != b"blobless":
-                await self._blobs.delete(offer.key, offer.digest, place)
+                await self._blobs.delete(offer.key, offer.digest, tier)
                 return False
         raise Unavailable("Redis lost the artifact between its write and its publication")
 
-    async def _offer(self, lease_token: str, offer: Offer, place: StorageTier, event: AuditEvent) -> bytes:
+    async def _offer(self, lease_token: str, offer: Offer, tier: StorageTier, event: AuditEvent) -> bytes:
         keys, key = self._keys, offer.key
         answer = await self._scripts.publish(
             keys=[*keys.entry_keys(key), *keys.compile_keys(key, offer.unkeyed)],
@@ -384,7 +384,7 @@ class ArtifactCache:
                 lease_token,
                 offer.digest,
                 len(offer.data),
-                place,
+                tier,
                 keys.namespace,
                 f"{offer.seconds:.6f}",
                 int(self._settings.progress_ttl_seconds * 1000),
@@ -451,7 +451,7 @@ def _head_of(digest: str) -> str:
     return f"head of {digest}"
 
 
-async def _given(data: bytes) -> bytes:
+async def _returned(data: bytes) -> bytes:
     return data
 
 

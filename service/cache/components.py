@@ -89,7 +89,7 @@ def _entry(key: str, fields: list[bytes | None], record: bytes | None) -> IndexE
 
 
 def packed(components: dict[str, str]) -> bytes:
-    """At most _RECORD_BYTES, or nearly: of a request that is larger, the digests and the short parts."""
+    """The components in _RECORD_BYTES, or little more: of a larger request, the digests and the short parts."""
     data = codec.compress(msgspec.json.encode(components))
     if len(data) <= _RECORD_BYTES:
         return data

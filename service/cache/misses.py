@@ -28,7 +28,7 @@ REQUESTS = 2000
 GRAPHS = 10_000
 SAME_GRAPH = 32
 RECENT = 128
-"""Of the entries that may be evicted and of the pinned ones each."""
+"""So many of the entries that may be evicted are compared, and so many of the pinned ones."""
 COMPARED_BYTES = 8 << 20
 """What one explanation reads of entries' components."""
 _TTL_SECONDS = 7 * 24 * 3600

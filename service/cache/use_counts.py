@@ -26,7 +26,7 @@ _MOST_KEYS = 1 << 16
 """Artifacts whose last use waits to be written; of more, those used last. The sums count all."""
 _BATCH = 500
 SUMS = ("requests", "hits", "misses", "fetches", "bytes_served", "seconds_saved")
-"""In the order that record_uses.lua takes."""
+"""Their names, in the order that record_uses.lua takes."""
 _Sums = defaultdict[str, float]
 
 
@@ -39,13 +39,13 @@ class _Batch(NamedTuple):
 
 
 class UseCounts:
-    """Of all namespaces, in this process."""
+    """Counts uses in all namespaces, in this process."""
 
     def __init__(self, keys: Keys, scripts: Scripts) -> None:
         self._keys = keys
         self._scripts = scripts
         self._sums: dict[str, _Sums] = {}
-        """By namespace."""
+        """Namespace to what was counted there."""
         self._used: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Namespace and cache key to the time of the last use, on the monotonic clock."""
         self._writing = asyncio.Lock()

@@ -47,7 +47,6 @@ from ..storage.byte_cache import ByteCache
 from ..storage.installation import Installation
 from ..storage.outages import StoreOutages
 from ..storage.redis.connections import connect, connect_replicas
-from ..storage.redis.counter_store import CounterStore
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.scripts import Scripts
@@ -139,7 +138,6 @@ class TenantParts:
         self.namespace = namespace
         self.keys = keys
         self.audit = AuditLog(redis, keys, entries=settings.audit_entries)
-        self.counters = CounterStore(redis, keys)
 
         self.blobs = BlobStore(redis, keys, shared.store, shared.installation, settings)
         self.components = EntryComponents(redis, keys, scripts, limit=settings.explain_bytes)

@@ -27,14 +27,14 @@ StorageTier = Literal["redis", "store"]
 
 _FOLDER = "artifacts"
 FOLDERS = "namespaces"
-"""Of all namespaces but the default one."""
+"""The folder that has those of all namespaces but the default one."""
 _ORPHAN_AGE = timedelta(hours=1)
 """A blob that nothing published lives this long, and a day more in the store."""
 _TRANSFER = timedelta(minutes=30)
 """One request; large artifacts go up in parts, and come down in one."""
 _RETRIES = 3
 UPLOAD_PARTS = 2
-"""Of 5 MiB, that are in memory while a large file goes to the store."""
+"""So many parts of 5 MiB are in memory while a large file goes to the store."""
 PIECE_BYTES = 64 << 10
 """What is sent at a time: a connection whose client is slow holds no more than a few of them."""
 
@@ -123,7 +123,7 @@ class BlobStore:
         return None
 
     async def beginning(self, key: str, digest: str, length: int) -> bytes | None:
-        """As `get`, of the first bytes alone."""
+        """Does the same as `get` for the first bytes alone."""
         path = self._path(key, digest)
         with self._outages.as_unavailable("read"):
             there = await obstore.head_async(self._store, path)
@@ -134,15 +134,15 @@ class BlobStore:
         return None
 
     async def stream(self, key: str, digest: str) -> AsyncGenerator[bytes] | None:
-        """As `get`, in pieces of PIECE_BYTES or somewhat more, which raise Unavailable too."""
+        """The same as `get`, in pieces of PIECE_BYTES or somewhat more, which raise Unavailable too."""
         stream = await open_stream(self._store, self._path(key, digest), self._outages)
         if stream is None:
             await self._installation.check_store()
         return stream
 
-    async def delete(self, key: str, digest: str, place: StorageTier) -> None:
+    async def delete(self, key: str, digest: str, tier: StorageTier) -> None:
         """Deletes a blob that the index no longer offers, if it is there. Raises Unavailable."""
-        if place == "redis":
+        if tier == "redis":
             await self._redis.delete(self._keys.blob(digest))
             return
         with self._outages.as_unavailable("delete"):
@@ -186,7 +186,7 @@ class BlobStore:
 
 
 def blob_path(namespace: str, key: str, digest: str) -> str:
-    """Where the store has it."""
+    """The path of a blob in the store."""
     return f"{_folder(namespace)}/{key[:2]}/{key}/{digest}"
 
 

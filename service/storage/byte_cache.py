@@ -24,14 +24,14 @@ class SharedBytes:
 
 
 class ByteCache:
-    """At most `limit` bytes. What a caller still refers to counts too, so that many slow downloads of different blobs
-    do not hold more. The least recently used go first."""
+    """Holds at most `limit` bytes. What a caller still refers to counts too, so that many slow downloads of different
+    blobs do not hold more. The least recently used go first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._recent: OrderedDict[str, SharedBytes] = OrderedDict()
         self._referred: WeakValueDictionary[str, SharedBytes] = WeakValueDictionary()
-        self._held = 0
+        self._used = 0
 
     def get(
         self, digest: str, size: int, read: Callable[[], Coroutine[Any, Any, bytes]]
@@ -45,7 +45,7 @@ class ByteCache:
             if not self._make_room(size):
                 return None
             blob = SharedBytes(size, asyncio.create_task(read()))
-            self._held += size
+            self._used += size
             release = finalize(blob, self._release, size)
             release.atexit = False
             blob._reading.add_done_callback(lambda reading: self._forget_failed(digest, reading, release))
@@ -64,18 +64,18 @@ class ByteCache:
     def _make_room(self, size: int) -> bool:
         if size > self._limit:
             return False
-        while self._held + size > self._limit:
+        while self._used + size > self._limit:
             if not self._recent:
                 return False
             self._recent.popitem(last=False)
         return True
 
     def size(self) -> int:
-        """Bytes that are held, or being read."""
-        return self._held
+        """Bytes that are here, or being read."""
+        return self._used
 
     def _release(self, size: int) -> None:
-        self._held -= size
+        self._used -= size
 
     def _forget_failed(
         self, digest: str, reading: asyncio.Task[bytes], release: Callable[[], object]

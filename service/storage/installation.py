@@ -149,7 +149,7 @@ class Installation:
         if known is None:
             stored = stored or await self._create()
             if not await self._is_empty():
-                return self._found("lost")
+                return self._set_state("lost")
             await self._redis.hsetnx(self._keys.identity, "since", int(time.time() * 1000))
             await self._redis.hsetnx(self._keys.identity, "id", stored.id)
             known = await self._redis.hget(self._keys.identity, "id")
@@ -157,10 +157,10 @@ class Installation:
             stored = StoreIdentity(known.decode(), int(sweeps or 0))
             await self._put(stored, "overwrite")
         if stored is None or known is None or stored.id != known.decode():
-            return self._found("foreign")
-        return self._found("older" if int(sweeps or 0) < stored.sweeps else "same")
+            return self._set_state("foreign")
+        return self._set_state("older" if int(sweeps or 0) < stored.sweeps else "same")
 
-    def _found(self, state: State) -> State:
+    def _set_state(self, state: State) -> State:
         self._looked = time.monotonic()
         if state != self.state:
             log.warning("installation", state=state, reason=_REASONS.get(state, ""))

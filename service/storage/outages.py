@@ -47,7 +47,7 @@ class StoreOutages:
             raise self.unavailable(operation, error) from error
 
     def unavailable(self, operation: Operation, error: Exception, what: str = "") -> Unavailable:
-        """With the first line of obstore's error; the others are about its source code."""
+        """The error, with the first line of obstore's; the others are about its source code."""
         self._on_error(operation)
         passing = isinstance(error, _OUTAGES) and not isinstance(error, FileNotFoundError)
         return (BlobStoreDown if passing else Unavailable)(

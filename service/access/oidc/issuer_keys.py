@@ -29,9 +29,9 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 """All others are refused: `none`, and HMACs, whose key would be one that everyone knows."""
 _REFRESH_SECONDS = 300.0
 _USABLE_SECONDS = 86400.0
-"""Without a newer list, known keys count for so long."""
+"""Known keys count for so long without a newer list."""
 _PAUSE_SECONDS = 10.0
-"""Between two fetches, whatever they brought."""
+"""The least time between two fetches, whatever they brought."""
 _FETCH_SECONDS = 5.0
 _DOCUMENT_BYTES = 256 << 10
 _MOST_KEYS = 100
@@ -134,7 +134,7 @@ async def _get(http: httpx2.AsyncClient, url: str, type: type[T]) -> T:
 
 
 def _usable(listed: list[dict[str, Any]]) -> dict[str, jwt.PyJWK]:
-    """By `kid`, those that sign with one of ALGORITHMS. Others are there for other purposes. Raises ValueError."""
+    """Keys by `kid`: those that sign with one of ALGORITHMS. Others are there for other purposes. Raises ValueError."""
     if len(listed) > _MOST_KEYS:
         raise ValueError(f"it lists {len(listed)} keys")
     found = {}

@@ -27,9 +27,9 @@ log = structlog.get_logger(__name__)
 _TOKEN_BYTES = 16 << 10
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
 _TYPES = ("jwt", "at+jwt", "application/at+jwt")
-"""Of a header that says its type (RFC 9068). Others are for other purposes: a logout, an event."""
+"""What a header may say of its type (RFC 9068). Others are for other purposes: a logout, an event."""
 _LEEWAY_SECONDS = 30
-"""By how much the issuer's clock may differ."""
+"""The issuer's clock may differ by so much."""
 _REMEMBERED_SECONDS = 30.0
 """A token that was good is not checked again for so long: a check takes 0.2 ms, and a job's ranks send one token."""
 _REMEMBERED = 8192
@@ -51,7 +51,7 @@ _AUDIENCE = "Its `aud` must have the audience of the service's sign-in file: see
 
 
 class JwtTokens:
-    """Of the issuers in the service's sign-in file."""
+    """Accepts tokens of the issuers in the service's sign-in file."""
 
     def __init__(self, file: Path) -> None:
         """Raises SettingsError."""
@@ -159,7 +159,8 @@ def _refused(error: jwt.PyJWTError) -> Unauthenticated:
 
 
 def _name(claims: dict[str, Any], claim: str) -> str:
-    """For the audit log: people may choose theirs, so it has no characters that mean something elsewhere."""
+    """The holder's name for the audit log: people may choose theirs, so it has no characters that mean something
+    elsewhere."""
     found = claims.get(claim)
     text = found if isinstance(found, str) and found else str(claims["sub"])
     return _NOT_IN_NAMES.sub("-", text[:_NAME_LENGTH])

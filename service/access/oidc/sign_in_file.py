@@ -43,15 +43,15 @@ class Issuer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One who signs tokens: an OpenID Connect provider, or the API server of a Kubernetes cluster."""
 
     issuer: Text
-    """As the tokens' `iss` says it, to the last slash; its discovery document is below it."""
+    """What the tokens' `iss` says, to the last slash; its discovery document is below it."""
     audience: Text
     """Tokens must be for it (`aud`)."""
     rules: Annotated[list[SignInRule], Meta(min_length=1, max_length=1000)]
-    """In this order; the first that fits gives the namespace."""
+    """Read in this order; the first that fits gives the namespace."""
     name_claim: Text = "preferred_username"
     """What the audit log calls a holder; without that claim it is `sub`."""
     client_id: Annotated[str, Meta(max_length=1024)] = ""
-    """Of `torchrelay login`, a public client with the device flow; '': nobody signs in there."""
+    """The id of `torchrelay login`, a public client with the device flow; '': nobody signs in there."""
     scopes: Annotated[list[Text], Meta(max_length=32)] = msgspec.field(
         default_factory=lambda: ["openid", "offline_access"]
     )

@@ -82,12 +82,6 @@ async def _add_up(redis: RedisClient, keys: Keys, namespaces: Callable[[], Await
     return summed
 
 
-class CounterStore:
-    """Counts for one namespace what no script counts."""
-
-    def __init__(self, redis: RedisClient, keys: Keys) -> None:
-        self._redis = redis
-        self._keys = keys
-
-    async def count_fallbacks(self, code: str, count: int) -> None:
-        await self._redis.hincrby(self._keys.fallbacks, code, count)
+async def count_fallbacks(redis: RedisClient, keys: Keys, code: str, count: int) -> None:
+    """Counts what no script counts. Raises RedisError."""
+    await redis.hincrby(keys.fallbacks, code, count)

@@ -43,8 +43,8 @@ class FairConnectionPool(BlockingConnectionPool):
         super().__init__(*arguments, **options)
         self._turns = asyncio.Semaphore(self.max_connections - for_leases)
         self._lease_turns = asyncio.Semaphore(for_leases)
-        self._given: dict[int, asyncio.Semaphore] = {}
-        """By the id of each connection in use: what to give its turn back to."""
+        self._turn_of: dict[int, asyncio.Semaphore] = {}
+        """The id of each connection in use to what its turn goes back to."""
 
     async def get_connection(self, *arguments: Any, **options: Any) -> Any:
         """Raises redis.exceptions.ConnectionError after `timeout` seconds without one, or if Redis is away."""
@@ -60,12 +60,12 @@ class FairConnectionPool(BlockingConnectionPool):
         except BaseException:
             turns.release()
             raise
-        self._given[id(connection)] = turns
+        self._turn_of[id(connection)] = turns
         return connection
 
     async def release(self, connection: Any) -> None:
         try:
             await super().release(connection)
         finally:  # one that could not be made is not there: its turn has been given back
-            if (turns := self._given.pop(id(connection), None)) is not None:
+            if (turns := self._turn_of.pop(id(connection), None)) is not None:
                 turns.release()

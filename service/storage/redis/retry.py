@@ -42,7 +42,7 @@ _REFUSALS = {
 }
 """Redis' code to what it means. Redis 6.2 has the code of a script's error in the middle of its text."""
 _CODES: dict[type[BaseException], str] = {ReadOnlyError: "READONLY", OutOfMemoryError: "OOM"}
-"""Of redis-py's own errors."""
+"""Codes of redis-py's own errors."""
 _RETRY_SECONDS = 0.5
 
 

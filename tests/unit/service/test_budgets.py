@@ -33,7 +33,7 @@ def test_a_tokens_share_is_a_part_of_its_namespaces() -> None:
         with pytest.raises(Overloaded, match="share"):
             while True:
                 shares.take(1, (token,))
-    assert shares.held == 40
+    assert shares.used == 40
 
 
 def test_a_refusal_takes_nothing() -> None:
@@ -41,7 +41,7 @@ def test_a_refusal_takes_nothing() -> None:
     shares.take(4, ("team", "one"))
     with pytest.raises(Overloaded):
         shares.take(3, ("team", "two"))
-    assert shares.held == 4
+    assert shares.used == 4
     shares.take(3, ("others", "two"))
 
 
