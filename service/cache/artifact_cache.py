@@ -30,7 +30,7 @@ from ..base.metrics import GatewayMetrics
 from ..base.settings import ServiceSettings
 from ..signing.trusted_keys import TrustedKeys
 from ..storage.blobs import BlobStore, StorageTier
-from ..storage.byte_cache import ByteCache, SharedBytes
+from ..storage.byte_cache import ByteCache
 from ..storage.digests import DamagedStream, checked, sha256
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
@@ -71,6 +71,14 @@ class _Use(Struct, frozen=True):
         if self.use == "fetch":
             return {"fetches": times, **served}
         return {"requests": times, "hits": times, "seconds_saved": times * self.seconds, **served}
+
+
+class _Verified(Struct, frozen=True):
+    """An artifact whose signature was checked. whole: its members too."""
+
+    digest: str
+    whole: bool
+    statement: Statement
 
 
 class Offer(Struct, frozen=True):
@@ -135,16 +143,16 @@ class ArtifactCache:
         self._audit = audit
         self._keyring = keyring
         self._components = components
-        self._verified: OrderedDict[str, tuple[str, Statement]] = OrderedDict()  # key and signer
-        self._digests: OrderedDict[str, str] = OrderedDict()
-        """Key to digest of small artifacts that memory has, or had."""
+        self._verified: OrderedDict[str, _Verified] = OrderedDict()
+        """What this process has verified, by key."""
         self._settings = settings
 
     async def lookup(self, key: str, use: LookupUse, *, known: Collection[str] = ()) -> FoundArtifact | None:
         """The artifact of `key`, signature checked, its use counted; None when there is none. The digest is checked
         too, of a stream while it is sent. known: digests of what the caller has; such an artifact comes without bytes,
         if this process has verified it before. Raises Unavailable, RedisError."""
-        keys, have = self._keys, self._digests.get(key, "")
+        keys, verified = self._keys, self._verified.get(key)
+        have = verified.digest if verified is not None else ""
         held = self._memory.find(have) if have else None
         answer = await self._scripts.lookup(
             keys=[keys.index(key)], args=[keys.blob_prefix, have if held else ""]
@@ -168,21 +176,15 @@ class ArtifactCache:
                 found = FoundArtifact(key, digest, size, data, held)
             else:
                 data = await self._check_bytes(key, digest, size, answer[4])
-                found = FoundArtifact(key, digest, size, data, self._hold(key, digest, data))
+                # kept here, so that Redis need not send and hash it for the next hit
+                held = self._memory.get(digest, size, partial(_returned, data))
+                found = FoundArtifact(key, digest, size, data, held)
         except (ArtifactError, SignatureError) as error:
             await self._quarantine(key, digest, error.message)
             return None
         self._uses.used(keys.namespace, key)
         self._uses.count(keys.namespace, served.sums())
         return found
-
-    def _hold(self, key: str, digest: str, data: bytes) -> SharedBytes | None:
-        """Keeps what Redis has sent, so that it need not send and hash it for the next hit."""
-        self._digests[key] = digest
-        self._digests.move_to_end(key)
-        if len(self._digests) > _REMEMBERED:
-            self._digests.popitem(last=False)
-        return self._memory.get(digest, len(data), partial(_returned, data))
 
     async def manifest(self, artifact: FoundArtifact) -> Manifest:
         """Raises ArtifactError, Unavailable."""
@@ -252,7 +254,7 @@ class ArtifactCache:
         async def verify(trust: Trust) -> Statement:
             return (await asyncio.to_thread(container.check, data, trust, key=key))[1]
 
-        await self._check_once(key, digest, verify)
+        await self._check_once(key, digest, verify, whole=True)
 
     async def _check_head(self, key: str, digest: str, size: int) -> None:
         """The same as `_check`, without the members: the signed manifest has their digests, for the client to check."""
@@ -261,32 +263,32 @@ class ArtifactCache:
             head = await read_head(self._blobs, key, digest)
             return await asyncio.to_thread(container.check_head, head, size, trust, key=key)
 
-        await self._check_once(key, _head_of(digest), verify)
+        await self._check_once(key, digest, verify, whole=False)
 
     def _vouched_for(self, key: str, digest: str) -> bool:
         """Whether this process has verified the artifact. Raises SignatureError if its signer is trusted no more."""
-        for what in (digest, _head_of(digest)):
-            known, statement = self._verified.get(what, ("", None))
-            if known == key and statement is not None:
-                self._keyring.trust(self._keys.namespace).key_for(statement)
-                self._check_origin(statement)
-                return True
-        return False
+        known = self._verified.get(key)
+        if known is None or known.digest != digest:
+            return False
+        self._keyring.trust(self._keys.namespace).key_for(known.statement)
+        self._check_origin(known.statement)
+        return True
 
-    async def _check_once(self, key: str, what: str, verify: Callable[[Trust], Awaitable[Statement]]) -> None:
-        """Verifies `what` unless that was done before for this key. Whether its signer is still trusted is checked each
-        time. Raises ArtifactError, SignatureError."""
+    async def _check_once(
+        self, key: str, digest: str, verify: Callable[[Trust], Awaitable[Statement]], *, whole: bool
+    ) -> None:
+        """Verifies the artifact, `whole` or its head, unless that was done before. Whether its signer is still trusted
+        is checked each time. Raises ArtifactError, SignatureError."""
         trust = self._keyring.trust(self._keys.namespace)
-        known, statement = self._verified.get(what, ("", None))
-        if known == key and statement is not None:
-            trust.key_for(statement)
-            self._verified.move_to_end(what)
+        known = self._verified.get(key)
+        if known is not None and known.digest == digest and known.whole >= whole:
+            trust.key_for(known.statement)
         else:
-            statement = await verify(trust)
-            self._verified[what] = key, statement
-            if len(self._verified) > _REMEMBERED:
-                self._verified.popitem(last=False)
-        self._check_origin(statement)
+            known = self._verified[key] = _Verified(digest, whole, await verify(trust))
+        self._verified.move_to_end(key)
+        if len(self._verified) > _REMEMBERED:
+            self._verified.popitem(last=False)
+        self._check_origin(known.statement)
 
     def _check_origin(self, statement: Statement) -> None:
         """Raises SignatureError."""
@@ -444,11 +446,6 @@ class ArtifactCache:
     async def sweep(self) -> int:
         """Delete blobs that a crash left unpublished; returns how many. Raises Unavailable, RedisError."""
         return await self._blobs.sweep()
-
-
-def _head_of(digest: str) -> str:
-    """What `_verified` calls an artifact of which only the head was read."""
-    return f"head of {digest}"
 
 
 async def _returned(data: bytes) -> bytes:
