@@ -1,6 +1,6 @@
-"""Runs the jobs of one kind in one namespace: takes the lease of each job that no gateway runs, and renews it.
+"""Runs the jobs of one kind in one namespace: takes the lease of each job that no dispatcher runs, and renews it.
 
-If this gateway dies, its leases expire and another gateway takes the jobs over. Runs wait while Redis is down. A
+If this dispatcher dies, its leases expire and another one takes the jobs over. Runs wait while Redis is down. A
 Redis that comes back without a job gets the job again.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,11 +17,12 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from ...compiler.errors import NotFound, Overloaded, RelayError, Unavailable
+from ...compiler.errors import NotFound, RelayError, Unavailable
 from ..base.async_tasks import end
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.retry import redis_errors_logged
-from .records import DurableJobs, LeaseOutcome
+from .records import DurableJobs
+from .run import JobLost, JobRun
 
 log = structlog.get_logger(__name__)
 
@@ -34,72 +34,13 @@ _MOST_BROKEN = 3
 """A job whose run has broken so often in a dispatcher is ended."""
 
 
-class JobLost(Exception):
-    """Another gateway runs the job, or it has ended."""
-
-
-class JobRun(ABC):
-    """One job under one lease."""
-
-    def __init__(self, jobs: DurableJobs[Any, Any], job: str, lease: str, turn: int) -> None:
-        """lease: `owner:fence`."""
-        self.id = job
-        self.lease = lease
-        self._jobs = jobs
-        self._turn = turn
-
-    @abstractmethod
-    async def run(self) -> None:
-        """Run the job to its end. Raises JobLost."""
-
-    @abstractmethod
-    def snapshot(self) -> Any:
-        """The record of the job as far as it is."""
-
-    async def restore(self) -> None:  # noqa: B027, not each kind has more to write
-        """Write what else Redis has lost with the job. Raises RedisError."""
-
-    def cancel(self, by: str) -> None:  # noqa: B027
-        """The job is to end. by: who cancelled it, in words."""
-
-    async def give_up(self, why: str) -> None:
-        """It has failed again and again. why: in words, for the job's owner. Raises NotFound, RedisError."""
-        await self._jobs.give_up(self.id, self.lease, why)
-
-    @property
-    def turn(self) -> tuple[str, int]:
-        """The job, and how often it was begun or resumed."""
-        return self.id, self._turn
-
-    @property
-    def owner(self) -> str:
-        return self.lease.partition(":")[0]
-
-    def stop(self) -> None:  # noqa: B027
-        """This gateway does not run the job any more."""
-
-    async def renew(self) -> LeaseOutcome:
-        """Renew the lease. A job that Redis has lost is written again. Raises RedisError, Overloaded."""
-        outcome, lease, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
-        if outcome == "gone":
-            log.warning(f"{self._jobs.kind}_written_again", job=self.id)
-            await self.restore()
-            await self._jobs.create(self.snapshot())
-            outcome, lease, cancelled_by = await self._jobs.take(self.id, self.owner, self._turn)
-        if outcome == "held":
-            self.lease = lease
-            if cancelled_by:
-                self.cancel(cancelled_by)
-        return outcome
-
-
 class JobController:
-    """Runs the jobs whose leases this gateway holds."""
+    """Runs the jobs whose leases this dispatcher holds."""
 
     def __init__(
         self,
         jobs: DurableJobs[Any, Any],
-        start: Callable[[Any, str], JobRun],
+        start: Callable[[Any, str], JobRun[Any]],
         notifications: Notifications,
         *,
         lease_seconds: float,
@@ -112,15 +53,15 @@ class JobController:
         self._notifications = notifications
         self._lease_seconds = lease_seconds
         self._may_take = may_take
-        self._runs: dict[str, JobRun] = {}
+        self._runs: dict[str, JobRun[Any]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._taking_over: set[asyncio.Task[None]] = set()
         self._broken = Counter[tuple[str, int]]()
-        """How often the run of a turn has broken."""
+        """How often the run of a job has broken, by the job and how often it was resumed."""
         self._closed = False
 
     async def take_over(self, job: str) -> None:
-        """Take over a job that no gateway runs, if it has not ended and is for this one; while Redis is down, it is
+        """Take over a job that no dispatcher runs, if it has not ended and is for this one; while Redis is down, it is
         left."""
         if job in self._running:
             return
@@ -144,16 +85,16 @@ class JobController:
         self._running[job] = task
         task.add_done_callback(lambda done: self._done(job, done))
 
-    def runs(self) -> list[JobRun]:
-        """Of the jobs that this gateway runs."""
+    def runs(self) -> list[JobRun[Any]]:
+        """The runs of all jobs that this dispatcher has taken."""
         return list(self._runs.values())
 
     def running(self) -> int:
-        """How many jobs this gateway runs."""
+        """How many jobs this dispatcher runs."""
         return len(self._running)
 
     async def close(self) -> None:
-        """Leave all jobs to other gateways. Ranks of training jobs go on."""
+        """Leave all jobs to other dispatchers. Ranks of training jobs go on."""
         self._closed = True
         await end(*self._taking_over)
         await end(*self._running.values())
@@ -168,7 +109,7 @@ class JobController:
             self._taking_over.add(again)
             again.add_done_callback(self._taking_over.discard)
 
-    async def _run(self, run: JobRun) -> None:
+    async def _run(self, run: JobRun[Any]) -> None:
         kind, job = self._jobs.kind, run.id
         log.info(f"{kind}_driven", job=job)
         try:
@@ -193,25 +134,26 @@ class JobController:
             except RedisError as error:
                 log.warning(f"{kind}_not_released", job=job, error=str(error))  # it expires by itself
 
-    async def _note_broken(self, run: JobRun, error: Exception) -> None:
+    async def _note_broken(self, run: JobRun[Any], error: Exception) -> None:
         """A job that breaks whoever runs it must not be run for ever."""
-        self._broken[run.turn] += 1
-        if self._broken[run.turn] < _MOST_BROKEN:
+        turn = run.id, run.loaded.resumes
+        self._broken[turn] += 1
+        if self._broken[turn] < _MOST_BROKEN:
             return
-        del self._broken[run.turn]
+        del self._broken[turn]
         said = error.message if isinstance(error, RelayError) else type(error).__name__
         log.error(f"{self._jobs.kind}_given_up", job=run.id, error=said)
         with contextlib.suppress(NotFound), redis_errors_logged("job_not_given_up", job=run.id):
             await run.give_up(f"the service could not run it, {_MOST_BROKEN} times: {said}"[:500])
 
-    async def _renew(self, run: JobRun) -> None:
-        """Renew the lease until the job is another gateway's or has ended."""
+    async def _renew(self, run: JobRun[Any]) -> None:
+        """Renew the lease until the job is another dispatcher's or has ended."""
         async with self._notifications.woken(self._jobs.notification(run.id)) as notified:
             while True:
                 try:
                     if await run.renew() != "held":
                         return
-                except (RedisError, Overloaded) as error:
+                except RedisError as error:
                     log.warning(f"{self._jobs.kind}_lease_not_renewed", job=run.id, error=str(error))
                 notified.clear()
                 with contextlib.suppress(TimeoutError):

@@ -38,8 +38,8 @@ class OpenJobs:
         ]
 
     async def states(self, jobs: list[OpenJob]) -> list[str]:
-        """Of training jobs."""
+        """The states of training jobs."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for job in jobs:
-                pipe.hget(self._keys.of(job.namespace).training_jobs.job(job.id), "state")
+                pipe.hget(self._keys.of(job.namespace).jobs["train"].job(job.id), "state")
             return [state.decode() for state in await pipe.execute() if state]

@@ -265,8 +265,7 @@ async def _take_over_jobs(dispatcher: DispatcherParts) -> None:
     for job in jobs:
         if job.due and (job.kind == "tune" or shared.settings.training):
             with suppress(NotFound):  # the namespace is being deleted
-                tenant = await dispatcher.tenants.of(job.namespace)
-                controller = tenant.tuning_controller if job.kind == "tune" else tenant.training_controller
+                controller = (await dispatcher.tenants.of(job.namespace)).controllers[job.kind]
                 running = controller.running()
                 await controller.take_over(job.id)
                 if controller.running() > running:
@@ -275,5 +274,5 @@ async def _take_over_jobs(dispatcher: DispatcherParts) -> None:
     counted = Counter(await open_jobs.states(trains)) if trains else Counter[str]()
     for state in _OPEN_STATES:
         shared.metrics.trains.labels(state).set(counted[state])
-    here = (tenant.training_controller.running() for tenant in dispatcher.tenants.opened())
+    here = (tenant.controllers["train"].running() for tenant in dispatcher.tenants.opened())
     shared.metrics.trains_here.set(sum(here))

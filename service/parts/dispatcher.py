@@ -58,7 +58,7 @@ class DispatcherTenant(TenantParts):
         queue = CompileQueue(namespace, self.leases, dispatcher.queued)
         followers = Followers(self.events, notifications, settings, queue.ask_again)
         compiles = partial(JobCompiles, queue, followers, self.cache)
-        self.tuning_controller = JobController(
+        tuning = JobController(
             self.tuning_jobs,
             partial(
                 TuningJobRun,
@@ -76,7 +76,7 @@ class DispatcherTenant(TenantParts):
             notifications,
             lease_seconds=settings.lease_seconds,
         )
-        self.training_controller = JobController(
+        training = JobController(
             self.training_jobs,
             partial(
                 TrainingJobRun,
@@ -101,6 +101,7 @@ class DispatcherTenant(TenantParts):
             lease_seconds=settings.lease_seconds,
             may_take=dispatcher.placement.may_take,
         )
+        self.controllers: dict[str, JobController] = {"tune": tuning, "train": training}
 
 
 class DispatcherParts:
@@ -152,7 +153,7 @@ class DispatcherParts:
 
     def _promised(self) -> list[TrainSpec]:
         """The training jobs that were taken and have no ranks yet."""
-        runs = [run for tenant in self.tenants.opened() for run in tenant.training_controller.runs()]
+        runs = [run for tenant in self.tenants.opened() for run in tenant.controllers["train"].runs()]
         return [spec for run in runs if isinstance(run, TrainingJobRun) for spec in run.promised()]
 
     async def close(self) -> None:
@@ -161,8 +162,8 @@ class DispatcherParts:
         with redis_errors_logged("dispatcher_not_removed"):  # it expires by itself
             await self.shared.registry.remove(self.id)
         tenants = self.tenants.opened()
-        await asyncio.gather(*(tenant.tuning_controller.close() for tenant in tenants))
-        await asyncio.gather(*(tenant.training_controller.close() for tenant in tenants))
+        controllers = [each for tenant in tenants for each in tenant.controllers.values()]
+        await asyncio.gather(*(controller.close() for controller in controllers))
         await asyncio.gather(*(tenant.flights.close() for tenant in tenants))
         await self.search_scheduler.close()
         await self.pool.close()

@@ -40,6 +40,7 @@ from ..compile.search.database import TuningDatabase
 from ..compile.single_flight import Leases
 from ..jobs.training.files import TrainingFiles
 from ..jobs.training.records import TrainingJobs
+from ..jobs.tuning import records as tuning_records
 from ..jobs.tuning.records import TuningJobs
 from ..signing.open import open_keyring
 from ..storage.blobs import BlobStore, open_store
@@ -159,7 +160,15 @@ class TenantParts:
         self.leases = Leases(keys, scripts, settings)
         self.events = CompileEvents(redis, keys, scripts)
 
-        self.tuning_jobs = TuningJobs(redis, keys, scripts, self.audit, lease_seconds=settings.lease_seconds)
+        self.tuning_jobs = TuningJobs(
+            redis,
+            keys,
+            scripts,
+            self.audit,
+            lease_seconds=settings.lease_seconds,
+            most=tuning_records.MOST,
+            most_open=tuning_records.MOST_OPEN,
+        )
         self.training_files = TrainingFiles(shared.store, namespace, shared.installation)
         self.training_jobs = TrainingJobs(
             redis,

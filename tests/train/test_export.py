@@ -85,7 +85,7 @@ def test_the_files_compute_what_the_trained_model_does(folder: Path) -> None:
 def test_a_package_that_kills_whoever_loads_it_is_not_handed_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does whose C++ library is not torch's."""
+    """So does a package whose C++ library is not torch's."""
     assert aot_inductor.signal_on_load(folder / "model-cpu-avx2.pt2") == 0
     source = "#include <csignal>\n__attribute__((constructor)) static void die() { raise(SIGSEGV); }\n"
     (tmp_path / "die.cpp").write_text(source)

@@ -124,7 +124,7 @@ optimizer.step()
 
 
 def test_who_names_pytorch_s_default_back_end_has_torchrelay_too(tmp_path: Path) -> None:
-    """As Hugging Face's Trainer does. Another back end is the script's own."""
+    """Hugging Face's Trainer does so. Another back end is the script's own."""
     script = tmp_path / "names.py"
     script.write_text(
         """

@@ -18,12 +18,12 @@ _TEXT = 4_000
 """Characters of a text that is no line of a log."""
 _TEXTS, _SHORT_TEXT = 100, 300
 _LINES_CHARACTERS = 2 << 20
-"""Of one event's lines: a rank reads its output in parts of 256 KiB."""
+"""How much of one event's lines is kept: a rank reads its output in parts of 256 KiB."""
 _VALUES_BYTES = 32 << 10
-"""Of one report's metrics."""
+"""The most that one report's metrics may take."""
 _LARGEST = float(1 << 53)
 _EVENT_BYTES = 200
-"""Of an event in Redis, besides its texts and values."""
+"""What an event takes in Redis besides its texts and values."""
 
 
 def bounded(event: TrainEvent, ranks: int) -> TrainEvent:

@@ -119,24 +119,24 @@ class Precompilation:
         if spec.capture and spec.compile != "off" and spec.kind == "train":
             await self.record([], state="waiting", detail="for a worker that has room for its capture")
             try:
-                order = await self.make_order()
+                train_order = await self.make_order()
             except RelayError as error:
                 await self.record([_warning(f"nothing is captured, ranks start cold: {error.message}")])
             else:
-                warming = asyncio.create_task(self._warm(order), name="warm nodes")
+                warming = asyncio.create_task(self._warm(train_order), name="warm nodes")
                 try:
-                    await self._capture_and_compile(order)
+                    await self._capture_and_compile(train_order)
                 finally:
                     await end(warming)
         self.progress.prepared = True
 
-    async def _capture_and_compile(self, order: TrainOrder) -> None:
+    async def _capture_and_compile(self, train_order: TrainOrder) -> None:
         spec, progress = self.spec, self.progress
         bodies: dict[bytes, None] = {}
         notes: list[TrainEvent] = []
         for world in (spec.workers, spec.min_workers) if self._elastic else (spec.workers,):
             try:
-                captured = await self._capture(order, world)
+                captured = await self._capture(train_order, world)
             except RelayError as error:
                 notes.append(
                     _warning(f"the capture{self._rank_text(world)} failed, ranks start cold: {error.message}")
@@ -161,14 +161,14 @@ class Precompilation:
 
         await self.compiler.compile(list(bodies), source=self.source, on_compiled=on_compiled)
 
-    async def _warm(self, order: TrainOrder) -> None:
+    async def _warm(self, train_order: TrainOrder) -> None:
         """Have the nodes import PyTorch meanwhile."""
         try:
-            await self.pool.train_warm(order)
+            await self.pool.train_warm(train_order)
         except RelayError as error:
             log.warning("train_starts_cold", error=error.message)
 
-    async def _capture(self, order: TrainOrder, world: int) -> CapturedGraphs:
+    async def _capture(self, train_order: TrainOrder, world: int) -> CapturedGraphs:
         """The graphs of rank 0 of `world`, captured when a worker has room. Raises RelayError."""
 
         async def started() -> None:
@@ -177,14 +177,16 @@ class Precompilation:
 
         async def once() -> CapturedGraphs:
             return await retry_until_available(
-                lambda: self.pool.train_capture(order, world=world, seconds=self.seconds, placed=started),
+                lambda: self.pool.train_capture(
+                    train_order, world=world, seconds=self.seconds, placed=started
+                ),
                 self.seconds,
             )
 
         try:
             return await once()
         except WorkerLost as error:
-            log.warning("train_capture_lost", job=order.job, error=error.message)
+            log.warning("train_capture_lost", job=train_order.job, error=error.message)
             return await once()
 
     def _notes_of(self, world: int, captured: CapturedGraphs) -> list[TrainEvent]:

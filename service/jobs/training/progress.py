@@ -26,12 +26,14 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
     """What changes of a job while it runs. Stored as JSON. Times as in TrainJob.
 
     prepared: its graphs are compiled, or the job starts without them. begun: the `resumes` for which a driver was last
-    started, -1: none. since: when its ranks first ran since it began or was resumed. attempt, world: of the ranks that
-    run now. there, stepped: when each rank started and took its first step. counts: hits, misses and fallbacks by rank.
+    started, -1: none. last_number: of the driver's last event that is recorded. since: when its ranks first ran since
+    it began or was resumed. attempt, world: of the ranks that run now. there, stepped: when each rank started and took
+    its first step. counts: hits, misses and fallbacks by rank.
     """
 
     prepared: bool = False
     begun: int = -1
+    last_number: int = 0
     cluster: str = ""
     since: float = 0.0
     started: float = 0.0

@@ -1,6 +1,6 @@
 """Runs one training job: compiles its graphs, starts its ranks on the nodes, and records their events.
 
-Ranks do not need a gateway. If this gateway dies, another takes the lease and requests the events that are not recorded
+Ranks do not need a dispatcher. If this one dies, another takes the lease and requests the events that are not recorded
 yet. The nodes store events while Redis is down.
 """
 
@@ -29,7 +29,7 @@ from ...base.async_tasks import end, is_set_within
 from ...base.settings import ServiceSettings
 from ...signing.trusted_keys import TrustedKeys
 from ...storage.redis.retry import redis_errors_logged, retry_while_down
-from ..controller import JobLost, JobRun
+from ..run import JobRun
 from .bounds import about_bytes, bounded
 from .files import TrainingFiles
 from .precompile import (
@@ -39,8 +39,7 @@ from .precompile import (
     TrainingGraphCompiler,
     retry_until_available,
 )
-from .progress import TrainingJobProgress
-from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs
+from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs, job_event
 
 log = structlog.get_logger(__name__)
 
@@ -59,15 +58,15 @@ _MOST_DRIVER_LOSSES = 8
 _CHECK_SECONDS = 1.0
 _LOG_TAIL = 2000
 _TOKEN_SECONDS = 2 * 86400
-"""How long the ranks' token lives on after a gateway last ran the job."""
+"""How long the ranks' token lives on after a dispatcher last ran the job."""
 _EXTEND_SECONDS = 3600.0
 _BATCH_SECONDS = 0.2
 """Events that come within this time are recorded together."""
 _FULL_BATCH = 500
 _BYTES_A_SECOND = 16 << 20
-"""Of one job's events; more wait at its nodes."""
+"""The rate at which one job's events are taken; more wait at its nodes."""
 _UNARCHIVED_BYTES = 4 << 20
-"""Of metrics and logs that stay in Redis, about."""
+"""About how many bytes of metrics and logs stay in Redis."""
 _MOST_UNARCHIVED_BYTES = 64 << 20
 """While the blob store is down, no more metrics and logs than this are taken from the nodes: all jobs share Redis."""
 
@@ -86,30 +85,22 @@ class TrainingJobParts:
     settings: ServiceSettings
 
 
-class TrainingJobRun(JobRun):
+class TrainingJobRun(JobRun[TrainingJobRecord]):
     """One job under one lease."""
 
     def __init__(self, parts: TrainingJobParts, loaded: TrainingJobRecord, lease: str) -> None:
-        super().__init__(parts.jobs, loaded.job.id, lease, loaded.turn)
-        self.loaded = loaded
+        super().__init__(parts.jobs, loaded, lease)
         self.cancelled = asyncio.Event()
         self._parts = parts
         self._node_job = node_job_id(parts.namespace, loaded.job.id)
         self._spec = loaded.job.spec
-        self._progress: TrainingJobProgress = loaded.progress
-        self._state: TrainState = loaded.job.state
-        self._detail = loaded.job.detail
-        self._cancelled_by = ""
-        self._last_number = loaded.last_number
-        self._writes = loaded.writes
-        self._events = loaded.events
         self._ending = asyncio.Event()
         """The job was cancelled, or its timeout is over."""
         self._unarchived = ARCHIVE_ENTRIES
         self._unarchived_bytes = 0
         self._end_number = 0
         """Number of the event that ends the job."""
-        self._order: TrainOrder | None = None
+        self._train_order: TrainOrder | None = None
         self._extended = -math.inf
         self._issued: list[IssuedToken] = []
         """Tokens of its ranks that this run has issued."""
@@ -131,19 +122,6 @@ class TrainingJobRun(JobRun):
             self._cancelled_by = self._detail = by
             self.cancelled.set()
 
-    def snapshot(self) -> TrainingJobRecord:
-        return TrainingJobRecord(
-            job=self._progress.shown(self.loaded.job, self._state, 0.0, self._detail),
-            progress=self._progress,
-            source=self.loaded.source,
-            last_number=self._last_number,
-            writes=self._writes,
-            events=max(self._events, 1),
-            turn=self.loaded.turn,
-            resumes=self.loaded.resumes,
-            cancelled_by=self._cancelled_by,
-        )
-
     async def run(self) -> None:
         try:
             if not self._progress.prepared and not self._progress.started:
@@ -162,7 +140,7 @@ class TrainingJobRun(JobRun):
             progress=self._progress,
             pool=parts.pool,
             compiler=parts.compiler,
-            make_order=self._train_order,
+            make_order=self._get_order,
             source=self.loaded.source,
             seconds=parts.settings.train_capture_seconds,
             record=self._record,
@@ -191,7 +169,9 @@ class TrainingJobRun(JobRun):
                 await self._extend_token()
                 await self._wait_for_blob_store()
                 events = await self._answered(
-                    self._parts.pool.train_news(self._node_job, self._last_number, seconds=_POLL_SECONDS)
+                    self._parts.pool.train_news(
+                        self._node_job, self._progress.last_number, seconds=_POLL_SECONDS
+                    )
                 )
             except WorkerLost as error:
                 losses += 1
@@ -228,7 +208,7 @@ class TrainingJobRun(JobRun):
         await asyncio.sleep(seconds)
 
     async def _extend_token(self) -> None:
-        """The ranks' token, also one that another gateway issued, lives on with the job."""
+        """The ranks' token, also one that another dispatcher issued, lives on with the job."""
         if time.monotonic() - self._extended < _EXTEND_SECONDS:
             return
         self._extended = time.monotonic()
@@ -259,7 +239,7 @@ class TrainingJobRun(JobRun):
         else:
             await self._record([], state="starting", detail="ranks are being placed")
         await self._answered(self._send_order(forget=resumes > 0 and not again))
-        self._order = None
+        self._train_order = None
         if not again or progress.cluster != self._parts.pool.cluster:
             progress.begun, progress.cluster = resumes, self._parts.pool.cluster
             await self._record([])
@@ -273,21 +253,21 @@ class TrainingJobRun(JobRun):
         """forget: the nodes still know the job from before it was resumed."""
         if forget:
             await self._parts.pool.train_forget(self._node_job)
-        await self._parts.pool.train_begin(await self._train_order())
+        await self._parts.pool.train_begin(await self._get_order())
 
     async def _record_events(self, received: Sequence[NumberedEvent]) -> StateChanged | None:
         """Record new events of the nodes. The event that ends the job is returned for `_end`; until that has recorded
-        it, a gateway that takes the job over gets it again from the nodes."""
+        it, a dispatcher that takes the job over gets it again from the nodes."""
         events: list[TrainEvent] = []
         last: StateChanged | None = None
         for number, told in ((each.number, each.event) for each in received):
-            if number <= self._last_number:
+            if number <= self._progress.last_number:
                 continue
             event = bounded(told, self._spec.workers)
             if isinstance(event, StateChanged) and event.state in TRAIN_ENDED:
                 last, self._end_number = event, number
                 break
-            self._last_number = number
+            self._progress.last_number = number
             self._progress.apply(event)
             events.append(event)
             if isinstance(event, StateChanged):
@@ -344,10 +324,9 @@ class TrainingJobRun(JobRun):
         with contextlib.suppress(Unavailable, RedisError):  # Redis has them then
             await self._parts.jobs.archive(self.id, self.lease, everything=True)
         ended = msgspec.structs.replace(ended, detail=ended.detail[:_LOG_TAIL])
-        last_number = max(self._last_number, self._end_number)
-        await retry_while_down(
-            lambda: self._parts.jobs.end(self.id, self.lease, ended, last_number=last_number)
-        )
+        last_number = max(self._progress.last_number, self._end_number)
+        progress = msgspec.structs.replace(self._progress, last_number=last_number)
+        await retry_while_down(lambda: self._jobs.end(self.id, self.lease, ended, progress))
         log.info("train_ended", job=self.id, state=ended.state)
 
     async def _revoke(self) -> None:
@@ -363,21 +342,9 @@ class TrainingJobRun(JobRun):
         detail: str | None = None,
     ) -> None:
         """Record events and how far the job is. A new state adds an event. Raises JobLost."""
-        if state is not None and state != self._state:
-            events = [StateChanged(state=state, at=time.time(), detail=detail or ""), *events]
-            self._state = state
         if detail is not None:
             self._set_detail(detail)
-        jobs = self._parts.jobs
-        while not await retry_while_down(lambda: jobs.record_events(self.snapshot(), self.lease, events)):
-            # the lease had expired while Redis was down, or Redis had lost the job
-            if await retry_while_down(self.renew) != "held":
-                raise JobLost
-            loaded = await retry_while_down(lambda: jobs.load(self.id))
-            if loaded.writes != self._writes:
-                raise JobLost
-        self._writes += 1
-        self._events += len(events)
+        await self._record_job([job_event(event) for event in events], state=state)
 
     def _set_detail(self, detail: str) -> None:
         if not self.cancelled.is_set():
@@ -402,22 +369,22 @@ class TrainingJobRun(JobRun):
 
     # --- the order for the nodes ---------------------------------------------------------------------------
 
-    async def _train_order(self) -> TrainOrder:
+    async def _get_order(self) -> TrainOrder:
         """The order for the nodes, the same for the capture, the prefork process and the ranks. Raises Unavailable;
         NotFound if the package is gone."""
-        if self._order is None:
-            self._order = await self._make_order()
-        return self._order
+        if self._train_order is None:
+            self._train_order = await self._make_order()
+        return self._train_order
 
     async def _make_order(self) -> TrainOrder:
         parts, package = self._parts, b""
         if self._spec.package:
-            found = await retry_until_available(
+            stored = await retry_until_available(
                 lambda: parts.store.package(self._spec.package), _PACKAGE_SECONDS
             )
-            if found is None:
+            if stored is None:
                 raise NotFound("the job's packed working directory is gone", hint="Begin the job again")
-            package = found
+            package = stored
         issued = await retry_while_down(
             lambda: parts.tokens.issue(
                 rank_token_name(self.id),

@@ -37,7 +37,7 @@ from ...admission.saved_requests import SavedRequests
 from ...compile.registry import DispatcherRegistry
 from ...compile.search.task import SearchTarget
 from .device_ceilings import ceilings
-from .records import TuningJobRecord
+from .records import TuningJobProgress, TuningJobRecord
 
 MODE = "max-autotune-no-cudagraphs"
 _BODIES_BYTES = 32 << 20
@@ -103,7 +103,7 @@ class TuningJobAdmission:
             items={"waiting": len(items)},
             sources=list(sources),
         )
-        return TuningJobRecord(job=job, items=items, bodies=bodies, progress={})
+        return TuningJobRecord(job=job, progress=TuningJobProgress(), items=items, bodies=bodies)
 
     async def _graph(self, where: str, item: GraphTuneItem) -> tuple[bytes, schema.GraphRequest]:
         """The saved request of a graph, changed so that its compile tunes."""
@@ -202,7 +202,7 @@ def _threads(
     workers: Sequence[compiles.WorkerInfo],
     where: str,
 ) -> int:
-    """In how many threads a CPU's kernels run. Raises BadTuneJob, NoWorker."""
+    """The number of threads in which a CPU's kernels run. Raises BadTuneJob, NoWorker."""
     threads = request.threads or next((graph.ambient.threads for graph in graphs), 0)
     if not threads:
         raise BadTuneJob(

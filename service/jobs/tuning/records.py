@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from ....compiler import decoding
+from ....compiler.api.training.events import StateChanged
 from ....compiler.api.tuning.jobs import (
-    ENDED,
     GraphTuneItem,
     ItemState,
     OperatorTuneItem,
@@ -24,94 +24,94 @@ from ....compiler.api.tuning.jobs import (
 )
 from ....compiler.errors import Unavailable
 from ....compiler.request import codec
-from ...access.audit import AuditLog
-from ...storage.redis.connections import RedisClient
-from ...storage.redis.keys import Keys
-from ...storage.redis.scripts import Scripts
-from ..records import DurableJobs, Fields, JobTransition
+from ..records import DurableJobs, Fields, JobEvent, JobRecord, Parts
 
 MOST = 200
 MOST_OPEN = 32
-EVENTS = 20_000
-"""Events of one job that stay in Redis."""
 _RESULT_BYTES = 64 << 20
 _PAGE_ITEMS = 32
 
 
-class TuningJobRecord(Struct, frozen=True, kw_only=True):
-    """A job and its items. bodies, progress, results: by the number of the item. base: seconds and trials that were
-    spent before the last resume."""
+class TuningJobProgress(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What changes of a job while it runs: seconds and trials that it has spent, in all and before the last resume, and
+    how many items have ended in which state. resumes: for how many of its resumes the failed items were put back."""
 
-    job: TuneJob
-    items: list[TuneItem]
-    bodies: dict[int, bytes]
-    progress: dict[int, TuneProgress]
-    results: dict[int, bytes] = {}
-    base: tuple[float, int] = (0.0, 0)
-    turn: int = 0
-    """How often it has ended or was resumed."""
+    resumes: int = 0
+    spent: float = 0.0
+    trials: int = 0
+    spent_before: float = 0.0
+    trials_before: int = 0
+    ended: dict[ItemState, int] = {}
+
+    def shown(self, job: TuneJob, state: str, ended: float, detail: str) -> TuneJob:
+        """The job as people see it."""
+        left = sum(job.items.values()) - sum(self.ended.values())
+        return msgspec.structs.replace(
+            job,
+            state=cast(TuneState, state),
+            ended=ended,
+            spent=round(self.spent, 3),
+            trials=self.trials,
+            detail=detail,
+            items={**({"waiting": left} if left else {}), **self.ended},
+        )
+
+
+class TuningJobRecord(JobRecord[TuneJob, TuningJobProgress], frozen=True, kw_only=True):
+    """A job and its items. bodies, item_progress, results: by the number of the item."""
+
+    items: list[TuneItem] = msgspec.field(default_factory=list)
+    bodies: dict[int, bytes] = msgspec.field(default_factory=dict)
+    item_progress: dict[int, TuneProgress] = msgspec.field(default_factory=dict)
+    results: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
 class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
     """The tuning jobs of one namespace. Every method raises RedisError."""
 
+    kind = "tune"
+    job_type = TuneJob
+    progress_type = TuningJobProgress
+    record_type = TuningJobRecord
     noun = "batch job"
+    given_up = "cancelled"
+    most_events = events_of_ended = 20_000
+    most_event_bytes = 32 << 20
 
-    def __init__(
-        self, redis: RedisClient, keys: Keys, scripts: Scripts, audit: AuditLog, *, lease_seconds: float
-    ) -> None:
-        super().__init__(
-            redis, keys, keys.tuning_jobs, scripts, audit, lease_seconds=lease_seconds, most=MOST
-        )
+    def state_event(self, change: StateChanged) -> JobEvent:
+        return JobEvent("job", msgspec.json.encode({"state": change.state}))
 
-    async def create(self, record: TuningJobRecord) -> None:
-        job = record.job
-        ended = Counter(each.state for each in record.progress.values() if each.state in ENDED)
-        await self._create(
-            job,
-            {
-                "": {
-                    "job": msgspec.json.encode(job),
-                    "state": "waiting",
-                    "ended": 0,
-                    "spent": job.spent,
-                    "trials": job.trials,
-                    "base_spent": job.spent,
-                    "base_trials": job.trials,
-                    "detail": "",
-                    "turn": record.turn,
-                    **{f"n:{state}": count for state, count in ended.items()},
-                },
-                ":items": {n: msgspec.json.encode(item) for n, item in enumerate(record.items)},
-                ":bodies": record.bodies,
-                ":progress": {n: msgspec.json.encode(each) for n, each in record.progress.items()},
-                ":results": record.results,
-            },
-            event=_state_event("waiting"),
-            most_open=MOST_OPEN,
-        )
+    def _parts(self, record: TuningJobRecord) -> Parts:
+        return {
+            ":items": {n: msgspec.json.encode(item) for n, item in enumerate(record.items)},
+            ":bodies": record.bodies,
+            ":progress": {n: msgspec.json.encode(each) for n, each in record.item_progress.items()},
+            ":results": record.results,
+        }
 
     async def progress(self, job: str) -> list[TuneProgress]:
         """The progress of all items, in order."""
         items = await self._items(job)
-        found = _decoded_progress(await self._redis.hgetall(self._keys.part(job, "progress")))
-        return [found.get(n) or waiting(n, item) for n, item in enumerate(items)]
+        known = _decoded_progress(await self._redis.hgetall(self._keys.part(job, "progress")))
+        return [known.get(n) or waiting(n, item) for n, item in enumerate(items)]
 
     async def load(self, job: str) -> TuningJobRecord:
-        fields, keys = await self._fields(job), self._keys
+        record = await super().load(job)
         async with self._redis.pipeline(transaction=False) as pipe:
             for part in ("progress", "bodies", "results"):
-                pipe.hgetall(keys.part(job, part))
+                pipe.hgetall(self._keys.part(job, part))
             progress, bodies, results = await pipe.execute()
-        return TuningJobRecord(
-            job=self._shown(fields),
+        return msgspec.structs.replace(
+            record,
             items=await self._items(job),
             bodies={int(n): body for n, body in bodies.items()},
-            progress=_decoded_progress(progress),
+            item_progress=_decoded_progress(progress),
             results={int(n): data for n, data in results.items()},
-            base=(float(fields.get(b"base_spent", 0)), int(fields.get(b"base_trials", 0))),
-            turn=int(fields.get(b"turn", 0)),
         )
+
+    async def cancel(self, job: str, by: str) -> None:
+        """End the job at once: nothing of it has to be ended first on the nodes."""
+        await self.end(job, "", StateChanged(state="cancelled", detail=by, at=time.time()))
 
     async def results(self, job: str, cursor: int) -> tuple[list[TuneResult], int]:
         """Results of a page of items from number `cursor` on, and the next cursor; 0 at the end. Raises NotFound."""
@@ -125,76 +125,6 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
     async def _items(self, job: str) -> list[TuneItem]:
         found = await self._redis.hgetall(self._keys.part(job, "items"))
         return [decoding.from_json(found[n], type=TuneItem) for n in sorted(found, key=int)]
-
-    # --- running -------------------------------------------------------------------------------------------
-
-    async def record_item(
-        self,
-        job: str,
-        lease: str,
-        progress: TuneProgress,
-        results: bytes = b"",
-        *,
-        spent: float = 0.0,
-        trials: int = 0,
-    ) -> bool:
-        """Write how far an item is, and its results, `pack`ed; false if the job's lease is another."""
-        keys = self._keys
-        answer = await self._scripts.record_tuning_item(
-            keys=[
-                keys.job(job),
-                *(keys.part(job, part) for part in ("lease", "progress", "results", "events")),
-            ],
-            args=[
-                job,
-                lease,
-                progress.item,
-                msgspec.json.encode(progress),
-                progress.state,
-                results,
-                f"{spent:.3f}",
-                trials,
-                self._channel,
-                EVENTS,
-            ],
-        )
-        return bool(answer != b"lost")
-
-    async def change(self, job: str, transition: JobTransition, *, lease: str = "", detail: str = "") -> None:
-        """End (under `lease`), cancel or resume a job, where its state allows it. Raises NotFound."""
-        states: dict[JobTransition, TuneState] = {"end": "done", "cancel": "cancelled", "resume": "waiting"}
-        state = states[transition]
-        await self._change(
-            job,
-            "resume" if transition == "resume" else "end",
-            {"detail": detail},
-            lease=lease,
-            state=state,
-            event=_state_event(state),
-        )
-
-    async def give_up(self, job: str, lease: str, why: str) -> None:
-        event = _state_event("cancelled")
-        await self._change(job, "end", {"detail": why}, lease=lease, state="cancelled", event=event)
-
-    def _shown(self, fields: Fields) -> TuneJob:
-        job = decoding.from_json(fields[b"job"], type=TuneJob)
-        ended = {
-            cast(ItemState, name[2:].decode()): int(count)
-            for name, count in fields.items()
-            if name.startswith(b"n:")
-        }
-        assert ended.keys() <= ENDED
-        left = sum(job.items.values()) - sum(ended.values())
-        return msgspec.structs.replace(
-            job,
-            state=cast(TuneState, fields[b"state"].decode()),
-            ended=int(fields[b"ended"]) / 1000,
-            spent=round(float(fields[b"spent"]), 3),
-            trials=int(fields[b"trials"]),
-            detail=fields[b"detail"].decode(),
-            items={**({"waiting": left} if left else {}), **ended},
-        )
 
 
 def waiting(number: int, item: TuneItem) -> TuneProgress:
@@ -233,9 +163,5 @@ def unpack(data: bytes) -> list[TuneResult]:
         raise Unavailable(f"a job's results cannot be read: {error}") from None
 
 
-def _decoded_progress(found: Fields) -> dict[int, TuneProgress]:
-    return {int(n): decoding.from_json(data, type=TuneProgress) for n, data in found.items()}
-
-
-def _state_event(state: TuneState) -> tuple[str, bytes]:
-    return "job", msgspec.json.encode({"state": state})
+def _decoded_progress(fields: Fields) -> dict[int, TuneProgress]:
+    return {int(n): decoding.from_json(data, type=TuneProgress) for n, data in fields.items()}

@@ -1,6 +1,6 @@
 """Runs one tuning job: searches its operators, compiles its graphs and kernels, and records each result.
 
-Operators go to the search queue. Graphs are compiled one after the other, and only while a worker is idle. A gateway
+Operators go to the search queue. Graphs are compiled one after the other, and only while a worker is idle. A dispatcher
 that takes the job over continues with the items that have not ended.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import msgspec
-from redis.exceptions import RedisError
 
 from ....compiler.api import compiles
+from ....compiler.api.training.events import StateChanged
 from ....compiler.api.tuning import kernels
 from ....compiler.api.tuning.jobs import (
     ENDED,
@@ -40,7 +42,8 @@ from ...compile.search.queue import SearchQueue
 from ...compile.search.task import SearchState, SearchTarget, SearchTask
 from ...storage.redis.retry import retry_while_down
 from ..compiles import JobCompiles
-from ..controller import JobLost, JobRun
+from ..records import FieldValue, JobEvent
+from ..run import JobLost, JobRun
 from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
 
 _TIMINGS = 256
@@ -66,17 +69,14 @@ class TuningJobParts:
     admission: Admission
 
 
-class TuningJobRun(JobRun):
+class TuningJobRun(JobRun[TuningJobRecord]):
     """One job under one lease."""
 
     def __init__(self, parts: TuningJobParts, loaded: TuningJobRecord, lease: str) -> None:
-        super().__init__(parts.jobs, loaded.job.id, lease, loaded.turn)
-        self.loaded = loaded
+        super().__init__(parts.jobs, loaded, lease)
         self._parts = parts
-        self._progress = dict(loaded.progress)
+        self._items = dict(loaded.item_progress)
         self._results = dict(loaded.results)
-        self._spent = loaded.job.spent
-        self._trials = loaded.job.trials
         self._target = SearchTarget(loaded.job.toolchain, loaded.job.target, loaded.job.threads)
         self._tasks: dict[int, SearchTask] = {}
         self._devices: dict[DeviceEnvironment, None] = {}
@@ -87,10 +87,10 @@ class TuningJobRun(JobRun):
         self._timings = max(_LEAST_TIMINGS, min(_TIMINGS, _ALL_TIMINGS // len(loaded.items)))
 
     def snapshot(self) -> TuningJobRecord:
-        """The job as far as it is."""
-        job = msgspec.structs.replace(self.loaded.job, spent=self._spent, trials=self._trials)
-        job = msgspec.structs.replace(job, items={"waiting": len(self.loaded.items)})
-        return msgspec.structs.replace(self.loaded, job=job, progress=self._progress, results=self._results)
+        bodies = {n: body for n, body in self.loaded.bodies.items() if not self._succeeded(n)}
+        return msgspec.structs.replace(
+            super().snapshot(), bodies=bodies, item_progress=self._items, results=self._results
+        )
 
     def stop(self) -> None:
         """Cancel the searches that have not ended."""
@@ -101,6 +101,19 @@ class TuningJobRun(JobRun):
 
     async def run(self) -> None:
         """End all items, then the job. Raises JobLost."""
+        put_back: list[int] = []
+        if self._progress.resumes != self.loaded.resumes:
+            put_back = [n for n in self._items if not self._succeeded(n)]
+            for n in put_back:
+                del self._items[n]
+            self._progress = msgspec.structs.replace(
+                self._progress,
+                resumes=self.loaded.resumes,
+                spent_before=self._progress.spent,
+                trials_before=self._progress.trials,
+                ended=self._count_ended(),
+            )
+        await self._record_job(parts={":progress": dict.fromkeys(put_back, "")}, state="running")
         left = [n for n in range(len(self.loaded.items)) if not self._ended(n)]
         operators = [n for n in left if isinstance(self.loaded.items[n], OperatorTuneItem)]
         operators.sort(key=lambda n: -_ceiling(self.loaded.items[n]))
@@ -118,7 +131,8 @@ class TuningJobRun(JobRun):
             if failed.subgroup(JobLost) is not None:
                 raise JobLost from None
             raise
-        await self._parts.jobs.change(self.id, "end", lease=self.lease)
+        done = StateChanged(state="done", at=time.time())
+        await retry_while_down(lambda: self._jobs.end(self.id, self.lease, done))
 
     # --- operators -----------------------------------------------------------------------------------------
 
@@ -160,21 +174,22 @@ class TuningJobRun(JobRun):
 
     def _on_change(self, n: int, state: SearchState, detail: str) -> None:
         if state == "searching" and not self._ended(n):
-            self._progress[n] = self._progress_of(n, "searching", detail)
-            task = asyncio.create_task(self._record_quietly(self._progress[n]))
+            self._items[n] = searching = self._progress_of(n, "searching", detail)
+            task = asyncio.create_task(self._record_search(n, searching))
             self._recordings.add(task)
             task.add_done_callback(self._recordings.discard)
 
-    async def _record_quietly(self, progress: TuneProgress) -> None:
-        with contextlib.suppress(RedisError):
-            await self._parts.jobs.record_item(self.id, self.lease, progress)
+    async def _record_search(self, n: int, searching: TuneProgress) -> None:
+        if self._items[n] is searching:  # it has not ended meanwhile
+            with contextlib.suppress(JobLost):  # the item's end finds it, too
+                await self._record_item(n)
 
     def _check_budget(self) -> bool:
         """Whether the budget is spent. If so, cancel the searches that have not begun."""
-        budget, (seconds, trials) = self.loaded.job.budget, self.loaded.base
+        budget, progress = self.loaded.job.budget, self._progress
         spent = bool(
-            (budget.seconds and self._spent - seconds >= budget.seconds)
-            or (budget.trials and self._trials - trials >= budget.trials)
+            (budget.seconds and progress.spent - progress.spent_before >= budget.seconds)
+            or (budget.trials and progress.trials - progress.trials_before >= budget.trials)
         )
         if spent:
             for task in self._tasks.values():
@@ -231,7 +246,7 @@ class TuningJobRun(JobRun):
         for entry in entries:
             text = entry.problem.text()
             if text in uses and text not in results:
-                search = queries.found.get(text)
+                search = queries.searched.get(text)
                 if search is not None and search.entry != entry:
                     search = None
                 result = self._result(n, search or SearchResult(entry), known=search is None)
@@ -251,20 +266,21 @@ class TuningJobRun(JobRun):
             problems = [kernels.problem(item.kernel)]
         await self._devices_known.wait()
         found: list[TuningEntry] = []
-        for place in self._devices:
+        for device in self._devices:
             for start in range(0, len(problems), 256):
                 batch = problems[start : start + 256]
-                found += await retry_while_down(functools.partial(self._parts.tunings.known, place, batch))
+                found += await retry_while_down(functools.partial(self._parts.tunings.known, device, batch))
         return found
 
     async def _on_refused(self, n: int, error: RelayError) -> None:
-        await self._record_quietly(self._progress_of(n, "waiting", error.message))
+        self._items[n] = self._progress_of(n, "waiting", error.message)
+        await self._record_item(n)
 
     async def _on_compile_progress(self, n: int, progress: compiles.CompileProgress) -> None:
-        if progress.stage == "aot":
-            await self._record_quietly(self._progress_of(n, "searching", "compiles"))
-        elif progress.stage == "autotune" and progress.detail:
-            await self._record_quietly(self._progress_of(n, "searching", progress.detail))
+        detail = "compiles" if progress.stage == "aot" else progress.detail
+        if progress.stage in ("aot", "autotune") and detail:
+            self._items[n] = self._progress_of(n, "searching", detail)
+            await self._record_item(n)
 
     # --- recording -----------------------------------------------------------------------------------------
 
@@ -279,39 +295,32 @@ class TuningJobRun(JobRun):
         trials: int = 0,
     ) -> None:
         """Record the end of an item. Raises JobLost."""
-        progress = self._progress_of(n, state, detail, spent)
         packed = await asyncio.to_thread(pack, results) if results else b""
-        self._progress[n] = progress
+        self._items[n] = self._progress_of(n, state, detail, spent)
         if packed:
             self._results[n] = packed
-        self._spent += spent
-        self._trials += trials
+        self._progress = msgspec.structs.replace(
+            self._progress,
+            spent=self._progress.spent + spent,
+            trials=self._progress.trials + trials,
+            ended=self._count_ended(),
+        )
         self._check_budget()
         if all(
             self._ended(m) for m, item in enumerate(self.loaded.items) if isinstance(item, OperatorTuneItem)
         ):
             self._devices_known.set()
-        recorded = await retry_while_down(
-            lambda: self._parts.jobs.record_item(
-                self.id, self.lease, progress, packed, spent=spent, trials=trials
-            )
-        )
-        if not recorded and not await self._recover():
-            raise JobLost
+        await self._record_item(n)
 
-    async def _recover(self) -> bool:
-        """Whether this run still holds the lease, after it had expired or Redis had lost the job. If so, all ended
-        items are recorded again."""
-        if await retry_while_down(self.renew) != "held":
-            return False
-        for n, progress in self._progress.items():
-            if progress.state in ENDED:
-                packed = self._results.get(n, b"")
-                if not await retry_while_down(
-                    functools.partial(self._parts.jobs.record_item, self.id, self.lease, progress, packed)
-                ):
-                    return False
-        return True
+    async def _record_item(self, n: int) -> None:
+        """Record how far an item is, and its results. Raises JobLost."""
+        data = msgspec.json.encode(self._items[n])
+        parts: dict[str, dict[int, FieldValue]] = {":progress": {n: data}}
+        if n in self._results:
+            parts[":results"] = {n: self._results[n]}
+        if self._succeeded(n):  # it does not run again, even if the job is resumed: its request goes
+            parts[":bodies"] = {n: ""}
+        await self._record_job([JobEvent("item", data)], parts)
 
     def _result(self, n: int, outcome: SearchResult, *, known: bool) -> TuneResult:
         item = self.loaded.items[n]
@@ -320,7 +329,7 @@ class TuningJobRun(JobRun):
             for failure in outcome.failures[:_FAILURES]
         ]
         return TuneResult(
-            item=self._text(n),
+            item=waiting(n, item).text,
             line=item.line,
             entry=outcome.entry,
             timings=[] if known else outcome.timings[: self._timings],
@@ -329,8 +338,8 @@ class TuningJobRun(JobRun):
             ceiling=_ceiling(item),
         )
 
-    def _add_device(self, place: DeviceEnvironment) -> None:
-        self._devices[place] = None
+    def _add_device(self, device: DeviceEnvironment) -> None:
+        self._devices[device] = None
         self._devices_known.set()
 
     def _progress_of(self, n: int, state: ItemState, detail: str, seconds: float = 0.0) -> TuneProgress:
@@ -338,22 +347,24 @@ class TuningJobRun(JobRun):
         return msgspec.structs.replace(item, state=state, detail=detail[:_WHY], seconds=round(seconds, 3))
 
     def _ended(self, n: int) -> bool:
-        progress = self._progress.get(n)
-        return progress is not None and progress.state in ENDED
+        return n in self._items and self._items[n].state in ENDED
 
-    def _text(self, n: int) -> str:
-        return waiting(n, self.loaded.items[n]).text
+    def _succeeded(self, n: int) -> bool:
+        return n in self._items and self._items[n].state in ("done", "known")
+
+    def _count_ended(self) -> dict[ItemState, int]:
+        return dict(Counter(each.state for each in self._items.values() if each.state in ENDED))
 
 
 class _QueryLog:
     """The tuning queries of one compile, and their answers, by the problem's text.
 
-    entries: all winners. found: results of searches that the compile made, or waited for in the queue.
+    entries: all winners. searched: results of searches that the compile made, or waited for in the queue.
     """
 
     def __init__(self, queue: SearchQueue) -> None:
         self.entries: dict[str, TuningEntry] = {}
-        self.found: dict[str, SearchResult] = {}
+        self.searched: dict[str, SearchResult] = {}
         self._queue = queue
         self._awaited: set[Problem] = set()
 
@@ -363,11 +374,11 @@ class _QueryLog:
             if entry.problem in self._awaited and text not in self.entries:
                 found = self._queue.result(entry.place, entry.problem)
                 if found is not None and found.timings:
-                    self.found[text] = found
+                    self.searched[text] = found
             self.entries[text] = entry
         match query:
             case SearchResult(entry):
-                self.found[entry.problem.text()] = query
+                self.searched[entry.problem.text()] = query
             case SearchRequest(_, problems):
                 self._awaited |= set(problems)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 JobKind = Literal["tune", "train"]
 
@@ -23,7 +23,7 @@ class JobKeys:
     kernels; `progress`, TuneProgress as JSON, none of those that wait; `results`, TuneResults in MessagePack and zstd.
 
     Parts of a training job: `metrics`, `logs` and `history` (the rest), streams of these events alone, with the
-    numbers that they have in `events`; `shelves`, a hash: what of these streams went to the blob store, `<part>:<first
+    numbers that they have in `events`; `segments`, a hash: what of these streams went to the blob store, `<part>:<first
     number>` to the last number; `files`, a hash: name to TrainFile, JSON.
     """
 
@@ -36,14 +36,14 @@ class JobKeys:
         self._prefix = f"{prefix}{kind}:"
 
     def job(self, job: str) -> str:
-        """Hash: the job as JSON and what changes of it: state, ended (ms), detail, turn. Of a tuning job spent (s),
-        trials, and `n:<state>`: how many items ended so. Of a training job its progress, how many events and
-        tellings there were; and which event is the first of the newer half of its stream, `newer`, and the bytes of
-        that half. `bytes`: what the job holds besides its events, about."""
+        """Hash: the job and its progress, JSON; state, ended (ms), detail, cancelled_by (in words, until it has ended),
+        source (whether its graphs may hold source); how often it was resumed, resumes; how many events there were,
+        events; which of them is the first of the newer half of its stream, newer, and the bytes of that half,
+        newer_bytes; what the job holds besides its events, bytes."""
         return self._prefix + job
 
     def part(self, job: str, part: str) -> str:
-        """`events`: a stream, name and data of each event; ids of a training job's are `<number>-0`, numbers from 1.
+        """`events`: a stream, name and data of each event; ids are `<number>-0`, numbers from 1.
         `lease`: `owner:fence`, expires with the lease. Others: see above."""
         return f"{self._prefix}{job}:{part}"
 
@@ -142,8 +142,7 @@ class Keys:
         """Hash: `<library>:<key>` to AutotuneEntry, MessagePack."""
         self.autotuned = f"{prefix}autotuned"
         """Sorted set: fields of autotunes by last use, ms."""
-        self.tuning_jobs = JobKeys(prefix, "tune")
-        self.training_jobs = JobKeys(prefix, "train")
+        self.jobs: dict[JobKind, JobKeys] = {kind: JobKeys(prefix, kind) for kind in get_args(JobKind)}
         self.saved_prefix = f"{prefix}saved:"
         self.orphans = f"{prefix}orphans"
         """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""

@@ -169,7 +169,7 @@ def test_a_job_that_asks_for_what_this_release_does_not_know_hides_no_other(
         names = [begun(http), begun(http)]
         for name in names:
             ended(http, name)
-        stored = KEYS.training_jobs.job(names[0])
+        stored = KEYS.jobs["train"].job(names[0])
         job = decoding.from_json(redis.hget(stored, "job"))
         job["spec"]["of_the_next_release"] = 1
         redis.hset(stored, "job", msgspec.json.encode(job))

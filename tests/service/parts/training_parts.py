@@ -108,9 +108,9 @@ class TrainingPool(ArtifactPool):
         self.capture_seconds = 0.0
         self.captures = 0
         self.worlds: list[int] = []
-        """Of its captures."""
+        """World sizes of its captures."""
         self.sick_worlds: list[int] = []
-        """Of these the script fails."""
+        """World sizes with which the script fails."""
         self.room_seconds = 0.0
         """Until a worker has room for a capture."""
         self.begin_seconds = 0.0

@@ -90,7 +90,7 @@ class Searchers(SearchPool):
 
 
 UNKNOWN = schema.Toolchain(python="", torch="", triton="", cuda="", platform="")
-"""Of a worker that has not started."""
+"""The toolchain of a worker that has not started."""
 
 
 class SearchingPool(ArtifactPool):
@@ -103,12 +103,12 @@ class SearchingPool(ArtifactPool):
         self.gone = False
         self.state: Literal["idle", "busy"] = "idle"
         self.processors = 0
-        """Of each worker; 0: not known."""
+        """How many each worker has; 0: not known."""
         self.starting: list[str] = []
         """Workers of which nothing is known yet, for `starts`."""
         self.starts = TARGET
         self.others: list[schema.Target] = []
-        """Of further workers, which do nothing."""
+        """Targets of further workers, which do nothing."""
 
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
         return 0 if self.state == "busy" else super().room(toolchain, target)

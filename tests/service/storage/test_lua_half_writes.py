@@ -235,7 +235,7 @@ CACHE = [
     ),
 ]
 
-TUNING, TRAINING = KEYS.tuning_jobs, KEYS.training_jobs
+TUNING, TRAINING = KEYS.jobs["tune"], KEYS.jobs["train"]
 
 
 def of_job(
@@ -243,22 +243,7 @@ def of_job(
 ) -> Call:
     """fields: of the job `j`, which `me` has leased. Another one has ended."""
     jobs = TRAINING if training else TUNING
-    usual: list[Argument] = [
-        "wish",
-        "",
-        "turn",
-        1,
-        "spent",
-        "1.5",
-        "trials",
-        2,
-        "events",
-        1,
-        "resumes",
-        1,
-        "bytes",
-        9,
-    ]
+    usual: list[Argument] = ["cancelled_by", "", "events", 1, "resumes", 1, "bytes", 9]
     return Call(
         script,
         keys,
@@ -272,9 +257,7 @@ def of_job(
             ("SET", jobs.part("j", "lease"), "me:1"),
             ("XADD", jobs.part("j", "events"), "1-0", "event", "state", "data", "{}"),
             ("XADD", jobs.part("j", "history"), "1-0", "data", "{}"),
-            ("HSET", jobs.part("j", "progress"), 0, '{"state":"failed"}', 1, '{"state":"searching"}'),
-            ("HSET", jobs.part("j", "progress"), 2, '{"state":"done"}'),
-            ("HSET", jobs.part("j", "bodies"), 0, "body", 2, "body"),
+            ("HSET", jobs.part("j", "bodies"), 0, "body"),
             ("HSET", jobs.part("j", "files"), "a.py", '{"bytes":10}'),
         ],
     )
@@ -283,27 +266,17 @@ def of_job(
 def create(kind: str, *event: Argument, most: int = 2, most_open: int = 10) -> Call:
     jobs = TRAINING if kind == "train" else TUNING
     keys = [jobs.all, jobs.open, jobs.job("new"), KEYS.audit, KEYS.open_jobs]
-    fields: list[Argument] = ["", "state", "waiting", "", "events", 0, ":items", 0, "{}"]
-    args: list[Argument] = ["new", kind, KEYS.wake, 3000, most, most_open, 1000, *event, 100, *fields]
+    fields: list[Argument] = ["", "state", "waiting", ":items", 0, "{}"]
+    args: list[Argument] = ["new", kind, KEYS.wake, 3000, most, most_open, 1000, 100, 0, *event, *fields]
     return of_job("create_job", keys, args, "state", "running", training=kind == "train")
 
 
 def change(kind: str, transition: str, state: str, owner: str = "", most_open: int = 10) -> Call:
     jobs = TRAINING if kind == "train" else TUNING
     keys = [jobs.all, jobs.open, jobs.job("j"), KEYS.open_jobs]
-    event, fields = ["state", "{}"], ["detail", "x", "wish", ""]
-    args: list[Argument] = [
-        "j",
-        kind,
-        KEYS.wake,
-        transition,
-        owner,
-        "waiting",
-        *event,
-        most_open,
-        10,
-        *fields,
-    ]
+    event, fields = ["state", "{}", "history", "{}"], ["detail", "x", "cancelled_by", ""]
+    what: list[Argument] = [transition, owner, "waiting", most_open, 10]
+    args: list[Argument] = ["j", kind, KEYS.wake, *what, *event, *fields]
     return of_job("change_job", keys, args, "state", state, training=kind == "train")
 
 
@@ -314,30 +287,21 @@ def hold_job(kind: str, ms: int, owner: str, *fields: Argument) -> Call:
     return of_job("hold_job", keys, args, *fields, training=kind == "train")
 
 
-def tuning_item(state: str, *fields: Argument) -> Call:
-    keys = [TUNING.job("j"), *(TUNING.part("j", part) for part in ("lease", "progress", "results", "events"))]
-    args: list[Argument] = [
-        "j",
-        "me:1",
-        1,
-        f'{{"state":"{state}"}}',
-        state,
-        "results",
-        "1.500",
-        3,
-        KEYS.wake,
-        10,
-    ]
-    return of_job("record_tuning_item", keys, args, "state", "running", *fields, training=False)
+def record(kind: str, most_bytes: int, fields: Sequence[Argument], *events: Argument) -> Call:
+    jobs = TRAINING if kind == "train" else TUNING
+    count = len(fields) // 3
+    args: list[Argument] = ["j", kind, "me:1", 1, KEYS.wake, 1000, most_bytes, count, *fields, *events]
+    keys = [jobs.job("j"), jobs.part("j", "lease")]
+    return of_job("record_job", keys, args, "state", "running", training=kind == "train")
 
 
 JOBS = [
-    create("train", "state", "{}"),
-    create("tune", "job", "{}"),
-    create("train", "", "", most=10),
-    create("train", "", "", most_open=1),
+    create("train", "state", "{}", "history", "{}"),
+    create("tune", "job", "{}", "", ""),
+    create("train", "", "", "", "", most=10),
+    create("train", "", "", "", "", most_open=1),
     *(change(kind, "end", "running", "me:1") for kind in ("train", "tune")),
-    *(change(kind, "cancel", "running") for kind in ("train", "tune")),
+    change("train", "cancel", "running"),
     *(change(kind, "resume", "failed") for kind in ("train", "tune")),
     change("train", "resume", "failed", most_open=1),
     hold_job("tune", 1000, "me", "state", "waiting"),
@@ -346,24 +310,17 @@ JOBS = [
     hold_job("train", 1000, "me"),
     hold_job("train", 1000, "me", "state", "running"),
     hold_job("train", 0, "me", "state", "running"),
-    tuning_item("done", "n:done", 1),
-    tuning_item("searching"),
-    of_job(
-        "record_training_events",
-        [
-            TRAINING.job("j"),
-            *(TRAINING.part("j", p) for p in ("lease", "events", "metrics", "logs", "history")),
-        ],
-        [
-            *("j", "me:1", 4, KEYS.wake, 1000, 3, 2, "told", 7, "state", "running"),
-            *("metrics", "{}", "metrics", "{}", "log", "{}", "logs", "{}", "state", "{}", "history", "{}"),
-        ],
-        *("state", "running", "tellings", 4),
-        training=True,
+    record("tune", 1000, [":progress", 1, "{}", ":results", 1, "r", ":bodies", 0, ""], "item", "{}", "", ""),
+    record("tune", 1000, ["", "progress", "{}", "", "detail", ""]),
+    record(
+        "train",
+        3,
+        ["", "progress", "{}", "", "state", "running"],
+        *("metrics", "{}", "metrics", "{}", "log", "{}", "logs", "{}", "state", "{}", "history", "{}"),
     ),
     of_job(
         "archive_training_events",
-        [TRAINING.part("j", part) for part in ("history", "shelves", "lease")],
+        [TRAINING.part("j", part) for part in ("history", "segments", "lease")],
         ["history", 1, 1, "me:1"],
         *("state", "running"),
         training=True,

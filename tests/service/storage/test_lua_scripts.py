@@ -74,38 +74,6 @@ def test_an_entry_whose_seconds_are_damaged_is_served_and_removed(leased: RedisS
         assert client.get(KEYS.bytes) == b"0"
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("what", ["seconds", "trials"])
-def test_a_number_that_cannot_be_added_records_no_item(
-    redis_server: RedisServer, what: str, value: str
-) -> None:
-    jobs = KEYS.tuning_jobs
-    job = jobs.job("j")
-    with redis_server.client() as client:
-        client.hset(job, mapping={"state": "running", "spent": 0, "trials": 0})
-        client.set(jobs.part("j", "lease"), "me")
-    keys = [job, *(jobs.part("j", part) for part in ("lease", "progress", "results", "events"))]
-    usual = {"seconds": "1", "trials": "1"} | {what: value}
-    before = everything(redis_server)
-    args = ["j", "me", 0, '{"state":"done"}', "done", "r", usual["seconds"], usual["trials"], KEYS.wake, 10]
-    with pytest.raises(ResponseError, match="no number"):
-        call(redis_server, "record_tuning_item", keys, args)
-    assert everything(redis_server) == before
-
-
-def test_a_job_whose_progress_cannot_be_read_is_not_half_resumed(redis_server: RedisServer) -> None:
-    jobs = KEYS.tuning_jobs
-    job = jobs.job("j")
-    with redis_server.client() as client:
-        client.hset(job, mapping={"state": "failed", "spent": 1, "trials": 1})
-        client.hset(jobs.part("j", "progress"), "0", "no JSON")
-    before = everything(redis_server)
-    args = ["j", "tune", KEYS.wake, "resume", "", "waiting", "job", "{}", 10, 10, "detail", "again"]
-    with pytest.raises(ResponseError):
-        call(redis_server, "change_job", [jobs.all, jobs.open, job], args)
-    assert everything(redis_server) == before
-
-
 def test_a_limit_may_be_larger_than_any_number_that_is_added(redis_server: RedisServer) -> None:
     large = 10**18
     limits = [large, "default", "default", large, float(large), "", large, 0]

@@ -274,7 +274,7 @@ def test_redis_does_not_fill_up_while_the_blob_store_is_away(
 def test_the_events_that_followers_read_have_so_many_bytes_in_redis(
     http: httpx2.Client, pool: TrainingPool, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_EVENT_BYTES", 1500)
+    monkeypatch.setattr(TrainingJobs, "most_event_bytes", 1500)
     name = begun(http, capture=False)
     ended(http, name)
     assert [each.event.step for each in entries(http, name, "metrics")] == list(range(STEPS))

@@ -32,7 +32,7 @@ def pools(tmp_path: Path) -> tuple[TrainingPool, TrainingPool]:
 
 @pytest.fixture
 def http(start_gateway: StartGateway, pools: tuple[TrainingPool, TrainingPool]) -> Iterator[httpx2.Client]:
-    """Of the first of two gateways, each with a dispatcher and a pool; each knows both pools."""
+    """The first of two gateways, each with a dispatcher and a pool; each knows both pools."""
     running = [start_gateway(pool) for pool in pools]
     for each in running:
         with each.http() as client:

@@ -28,7 +28,7 @@ from torchrelay.compiler.api.training.events import (
 )
 from torchrelay.compiler.api.training.jobs import TrainSpec
 from torchrelay.compiler.api.training.rank_environment import JOB_ENVIRONMENT, SPEC_ENVIRONMENT
-from torchrelay.service.jobs.training import records as trains_of_service
+from torchrelay.service.jobs.training.records import TrainingJobs
 from training_parts import STEPS, TrainingPool
 from waiting import wait_until
 
@@ -157,8 +157,8 @@ def test_what_a_rank_s_script_wrote_is_among_the_job_s_files(gateway: Running, t
 def test_what_became_of_a_long_job_is_told_from_its_beginning(
     gateway: Running, pool: TrainingPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trains_of_service, "EVENTS", 10)
-    monkeypatch.setattr(trains_of_service, "EVENTS_OF_ENDED", 10)
+    monkeypatch.setattr(TrainingJobs, "most_events", 10)
+    monkeypatch.setattr(TrainingJobs, "events_of_ended", 10)
     (tmp_path / "train.py").write_text("print('hello')\n")
     pool.steps = 300
     job = output(gateway, tmp_path, "train.py", "--workers", "2", "--detach").strip()

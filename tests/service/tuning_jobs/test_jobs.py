@@ -493,7 +493,7 @@ def test_a_graph_waits_until_a_worker_has_nothing_else_to_do(
 def test_a_job_is_driven_again_though_the_cancellation_of_its_graph_was_lost(
     http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As up to Python 3.11 asyncio.wait_for loses one that comes with Redis' answer."""
+    """Up to Python 3.11 asyncio.wait_for loses one that comes with Redis' answer."""
     lost, compiled_for_job = [], JobCompiles.compiled
 
     async def loses_one_cancellation(*arguments: Any, **named: Any) -> Any:

@@ -141,7 +141,7 @@ print("stepped")
 def test_a_step_that_computes_in_a_closure_is_run_up_to_there(
     optimizer: str, given: str, folder: Path, tmp_path: Path
 ) -> None:
-    """As Lightning's trainer does, with any optimizer."""
+    """Lightning's trainer does so, with any optimizer."""
     (folder / "own.py").write_text(CLOSURE.format(optimizer=optimizer, given=given))
     found, printed = captured(tmp_path, "--", "own.py", folder=folder)
     assert len(found.bodies) == 1

@@ -31,7 +31,7 @@ class Heard(train.Callback):
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """Of this process' own telling, without what other tests added."""
+    """What this process itself has told, without what other tests added."""
     from torchrelay.clients.training.metrics.channel import RankChannel
     from torchrelay.clients.training.metrics.loader_waits import LoaderWaits
     from torchrelay.clients.training.metrics.optimizer_steps import OptimizerSteps

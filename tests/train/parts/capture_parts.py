@@ -20,7 +20,7 @@ SPEC = TrainSpec(name="a", script="a.py", workers=2)
 
 
 def environment(tmp_path: Path, spec: TrainSpec = SPEC, **more: str) -> dict[str, str]:
-    """As rank 0 of two has it; no gateway is known."""
+    """What rank 0 of two has; no gateway is known."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHRELAY_")}
     world = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     mine = {

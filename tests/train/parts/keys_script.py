@@ -119,7 +119,7 @@ def main(kinds: list[str], steps: int, after: Callable[[str], None] = lambda kin
 
 
 def entry() -> None:
-    """As `keys_script:entry`."""
+    """What `keys_script:entry` does."""
     main(sys.argv[1:], 1)
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
-from fastapi import Request, Response
+from fastapi import Header, Request, Response
 from redis.exceptions import RedisError
 
 from ....jobs.records import ENDED_STATES, DurableJobs
-from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import EventBatch, ServerEvent
 from ...parts import GatewayParts
 
 log = structlog.get_logger(__name__)
 
 Jobs = DurableJobs[Any, Any]
+LastEventNumber = Annotated[
+    str, Header(description="Go on after this event of an earlier stream", pattern="^[0-9]{0,15}$")
+]
 
 
 async def job_events(
@@ -24,9 +26,7 @@ async def job_events(
 ) -> Response:
     """The events of a job after the one with `last_event_id`, as a stream. Raises NotFound."""
     await jobs.job(job)
-    return gateway.event_streams.response(
-        request, _batches(gateway, jobs, job, last_event_id or STREAM_START)
-    )
+    return gateway.event_streams.response(request, _batches(gateway, jobs, job, last_event_id))
 
 
 async def _batches(gateway: GatewayParts, jobs: Jobs, job: str, after: str) -> AsyncGenerator[EventBatch]:

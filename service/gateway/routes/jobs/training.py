@@ -7,10 +7,10 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Depends, Header, Path, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from .....compiler.api.training.events import AFTER_HEADER, NumberedEvent, StateChanged
+from .....compiler.api.training.events import AFTER_HEADER, NumberedEvent
 from .....compiler.api.training.jobs import (
     TRAIN_ENDED,
     TRAIN_ID,
@@ -30,7 +30,7 @@ from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter, binary_content
 from ...parts import GatewayTenant, gateway_of
 from ..parameters import Gateway, Reader, ReaderTenant, Trainer, TrainerTenant, TrainingOn
-from .durable_jobs import job_events
+from .durable_jobs import LastEventNumber, job_events
 
 router = JsonRouter("training")
 router.structs.append(NumberedEvent)  # a line of metrics, logs and history
@@ -97,7 +97,6 @@ async def begin(body: TrainRequest, trainer: Trainer, tenant: TrainerTenant) -> 
     record = await tenant.training_admission.admit(body, trainer)
     await _log(tenant, trainer, "train_begun", record.job)
     await tenant.training_jobs.create(record)
-    await tenant.training_jobs.announce()
     return await tenant.training_jobs.job(record.job.id)
 
 
@@ -123,7 +122,6 @@ async def cancel(job: Job, gateway: Gateway, trainer: Trainer, tenant: TrainerTe
         return found
     await _log(tenant, trainer, "train_cancelled", found)
     await tenant.training_jobs.cancel(job, f"cancelled by {trainer.name}")
-    await tenant.training_jobs.announce()
     until = time.monotonic() + _CANCEL_SECONDS
     while found.state not in TRAIN_ENDED and time.monotonic() < until and not gateway.stopping:
         await asyncio.sleep(_POLL_SECONDS)
@@ -143,9 +141,7 @@ async def resume(job: Job, trainer: Trainer, tenant: TrainerTenant) -> TrainJob:
         raise BadTrainJob(f"training job {job} is done: there is nothing to go on with", hint="Begin another")
     if found.state in TRAIN_ENDED:
         await _log(tenant, trainer, "train_resumed", found)
-        waiting = StateChanged(state="waiting", at=time.time(), detail=f"resumed by {trainer.name}")
-        await tenant.training_jobs.resume(job, waiting, source=trainer.source)
-        await tenant.training_jobs.announce()
+        await tenant.training_jobs.resume(job, f"resumed by {trainer.name}", source=trainer.source)
     return await tenant.training_jobs.job(job)
 
 
@@ -265,9 +261,7 @@ async def events(
     job: Job,
     gateway: Gateway,
     tenant: ReaderTenant,
-    last_event_id: Annotated[
-        str, Header(description="Go on after this event of an earlier stream", pattern="^[0-9]{0,15}$")
-    ] = "",
+    last_event_id: LastEventNumber = "",
 ) -> Response:
     return await job_events(request, gateway, tenant.training_jobs, job, last_event_id)
 

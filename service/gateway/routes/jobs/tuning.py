@@ -22,8 +22,8 @@ from ....access.tokens import Grant
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter
 from ...parts import GatewayTenant
-from ..parameters import Gateway, LastEventId, ReaderTenant, Tuner, TunerTenant
-from .durable_jobs import job_events
+from ..parameters import Gateway, ReaderTenant, Tuner, TunerTenant
+from .durable_jobs import LastEventNumber, job_events
 
 router = JsonRouter("batch tuning")
 
@@ -41,7 +41,6 @@ async def begin(body: TuneRequest, tuner: Tuner, tenant: TunerTenant) -> TuneJob
     record = await tenant.tuning_admission.admit(body, tuner)
     await _log(tenant, tuner, "tune_begun", record.job)
     await tenant.tuning_jobs.create(record)
-    await tenant.tuning_jobs.announce()
     return await tenant.tuning_jobs.job(record.job.id)
 
 
@@ -88,7 +87,7 @@ async def results(
 @router.json("POST", "/v1/tunes/{job}/cancel", "Search no more of a batch job; its results stay")
 async def cancel(job: Job, tuner: Tuner, tenant: TunerTenant) -> TuneJob:
     await _log(tenant, tuner, "tune_cancelled", await tenant.tuning_jobs.job(job))
-    await tenant.tuning_jobs.change(job, "cancel", detail=f"cancel by {tuner.name}")
+    await tenant.tuning_jobs.cancel(job, f"cancelled by {tuner.name}")
     return await tenant.tuning_jobs.job(job)
 
 
@@ -106,8 +105,7 @@ async def resume(job: Job, tuner: Tuner, tenant: TunerTenant) -> TuneJob:
             f"{found.sources[0]!r} of this job"
         )
     await _log(tenant, tuner, "tune_resumed", found)
-    await tenant.tuning_jobs.change(job, "resume")
-    await tenant.tuning_jobs.announce()
+    await tenant.tuning_jobs.resume(job, "", source=tuner.source)
     return await tenant.tuning_jobs.job(job)
 
 
@@ -115,11 +113,12 @@ async def resume(job: Job, tuner: Tuner, tenant: TunerTenant) -> TuneJob:
     "/v1/tunes/{job}/events",
     summary="Follow a batch job",
     description="Server-sent events. `item`: a TuneProgress, when an item's search begins and when it ends. `job`: "
-    "`{state}`, when it changes. The stream ends once the job is done or cancelled. Comments keep it alive.",
+    "`{state}`, when it changes. Ids are numbers from 1. The stream ends once the job is done or cancelled. Comments "
+    "keep it alive.",
     responses=event_stream_responses(),
 )
 async def events(
-    request: Request, job: Job, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventId = ""
+    request: Request, job: Job, gateway: Gateway, tenant: ReaderTenant, last_event_id: LastEventNumber = ""
 ) -> Response:
     return await job_events(request, gateway, tenant.tuning_jobs, job, last_event_id)
 

@@ -1,5 +1,5 @@
 -- Note a segment: the oldest entries of a job's metrics, logs or history, now in the blob store. Delete them here.
--- KEYS: entries, shelves, lease. ARGV: 'metrics', 'logs' or 'history', number of the last one that went,
+-- KEYS: entries, segments, lease. ARGV: 'metrics', 'logs' or 'history', number of the last one that went,
 -- first one's, owner:fence.
 -- The field of a segment is `<series>:<first>`, its value the last one's number. Returns 1, or 0 (another holds the
 -- lease).

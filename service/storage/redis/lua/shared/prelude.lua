@@ -131,14 +131,18 @@ local function drop_entry(key, index, lru, pinned, sizes, namespace_bytes, bytes
   redis.call('ZREM', pinned, key)
 end
 
--- Append an event to a job's stream; `count`: of a training job, how many there were before. It is a script's first
--- write: Redis refuses a number that is not above those of the stream.
-local function add_job_event(job, name, data, count)
-  local number = count and integer(count + 1) .. '-0' or '*'
-  redis.call('XADD', job .. ':events', number, 'event', name, 'data', data)
-  if count then
-    redis.call('XADD', job .. ':history', number, 'data', data)
+-- Append an event to a job's stream, and to that of its series if it has one. It is a script's first write: Redis
+-- refuses a number that is not above those of the stream.
+local function add_job_event(job, number, name, data, series, whole_data)
+  local id = integer(number) .. '-0'
+  redis.call('XADD', job .. ':events', id, 'event', name, 'data', data)
+  if series ~= '' then
+    redis.call('XADD', job .. ':' .. series, id, 'data', whole_data)
   end
+end
+
+local function has_ended(state)
+  return state == 'done' or state == 'failed' or state == 'cancelled'
 end
 
 -- Remove the oldest members of a sorted set until `most` are left, and the key of each: `prefix` and its name.
