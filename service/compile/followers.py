@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -38,11 +39,11 @@ class FollowedCompile:
     finished: the last event says how it ended. Without one: cached (the artifact is there), lost (no trace is left).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """wake: wakes its followers."""
+        self._wake = wake
         self.events: list[CompileEvent] = []
         self.ending: Literal["", "finished", "cached", "lost"] = ""
-        self.changed = asyncio.Event()
-        """Set at the next change, and replaced by a new one; read it before the events."""
         self.followers = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -57,11 +58,7 @@ class FollowedCompile:
     def add(self, events: list[CompileEvent], ending: Literal["", "finished", "cached", "lost"] = "") -> None:
         self.events += events
         self.ending = "finished" if events and events[-1].last else ending
-        self.wake()
-
-    def wake(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        self._wake()
 
 
 class Followers:
@@ -92,7 +89,9 @@ class Followers:
         """Follows `key` until the context is left. When the last follower leaves, the compile's holder can see it."""
         watch = self._open.get(key)
         if watch is None or watch.ending:
-            watch = self._open[key] = FollowedCompile()
+            watch = self._open[key] = FollowedCompile(
+                partial(self._notifications.wake, self.notification(key))
+            )
             watch.task = asyncio.create_task(self._poll(key, watch), name=f"watch {key[:12]}")
         watch.followers += 1
         try:
@@ -105,14 +104,18 @@ class Followers:
                 assert watch.task is not None
                 watch.task.cancel()
 
+    def notification(self, key: str) -> str:
+        """What wakes the followers of `key` in this process, once more of its compile is known."""
+        return f"followed:{key}"
+
     async def follow(
         self, key: str, on_progress: Callable[[compiles.CompileProgress], Awaitable[None]] | None = None
     ) -> None:
         """Returns at the compile's end; calls `on_progress` with its progress until then. Raises its error."""
         seen = 0
-        async with self.watch(key) as watch:
+        async with self.watch(key) as watch, self._notifications.woken(self.notification(key)) as changed:
             while True:
-                changed = watch.changed
+                changed.clear()
                 for event in watch.events[seen:]:
                     seen += 1
                     if (error := event.error) is not None:
@@ -122,11 +125,6 @@ class Followers:
                 if watch.ending:
                     return
                 await changed.wait()
-
-    def wake_all(self) -> None:
-        """Wakes every follower in this process, when the gateway stops."""
-        for watch in self._open.values():
-            watch.wake()
 
     async def _queued_again(self, key: str, unknown_since: float) -> bool:
         """Has a compile queued again that Redis has not known for some time."""

@@ -71,7 +71,10 @@ class GatewayParts:
         self.registry = shared.registry
 
         self.event_streams = EventStreams(
-            self.metrics.streams, self.settings.keepalive_seconds, lambda: shared.stopping
+            self.metrics.streams,
+            self.settings.keepalive_seconds,
+            shared.notifications,
+            lambda: shared.stopping,
         )
         queued = QueuedRequests()
         self.tenants = Tenants(self.namespaces, lambda namespace: GatewayTenant(shared, namespace, queued))
@@ -86,8 +89,6 @@ class GatewayParts:
     def stop(self) -> None:
         """Ends event streams, so that their clients go to another gateway."""
         self.shared.stopping = True
-        for tenant in self.tenants.opened():
-            tenant.followers.wake_all()
         self.notifications.wake_all()
 
     async def reindex(self, part: int, *, by: Grant) -> int:

@@ -1,10 +1,9 @@
-"""Server-sent events: frames, keep-alive comments, and the end of a stream when the gateway stops."""
+"""Server-sent events: read from the client's last one on, with keep-alive comments, until the gateway stops."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from prometheus_client import Gauge
 
 from ...base.async_tasks import is_set_within
 from ...base.budgets import HELD, Held
+from ...storage.redis.notifications import Notifications
 from .errors import documented
 
 _MEDIA_TYPE = "text/event-stream"
@@ -26,12 +26,8 @@ class ServerEvent(NamedTuple):
     data: bytes
 
 
-class EventBatch(NamedTuple):
-    """What is new in a stream. `ended`: nothing follows. `changed` is set when there may be more."""
-
-    events: list[ServerEvent]
-    ended: bool
-    changed: asyncio.Event
+ReadEvents = Callable[[str], Awaitable[tuple[list[ServerEvent], bool]]]
+"""Reads the events after one with this id ('': all); also whether none will follow these."""
 
 
 def event_stream_responses() -> dict[int | str, dict[str, Any]]:
@@ -42,28 +38,41 @@ def event_stream_responses() -> dict[int | str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class EventStreams:
-    """Answers with event streams. `count`: how many are open. `stopping`: whether the gateway stops."""
+    """Answers with event streams, for compiles and jobs alike. `count`: how many are open. `stopping`: whether the
+    gateway stops."""
 
     count: Gauge
     keepalive_seconds: float
+    notifications: Notifications
     stopping: Callable[[], bool]
 
-    def response(self, request: Request, batches: AsyncGenerator[EventBatch]) -> StreamingResponse:
-        """Sends `batches` until one has ended or the gateway stops, with comments during silence. Raises Overloaded."""
+    def response(
+        self,
+        request: Request,
+        reader: AbstractAsyncContextManager[ReadEvents],
+        notification: str,
+        last_event_id: str,
+    ) -> StreamingResponse:
+        """Sends the events after the client's last one until none follow or the gateway stops, with comments during
+        silence. They are read at each notification of this name. Raises Overloaded."""
         held: Held = request.scope[HELD]
         held.stream()
-        return StreamingResponse(self._frames(batches), headers=_HEADERS, media_type=_MEDIA_TYPE)
+        frames = self._frames(reader, notification, last_event_id)
+        return StreamingResponse(frames, headers=_HEADERS, media_type=_MEDIA_TYPE)
 
-    async def _frames(self, batches: AsyncGenerator[EventBatch]) -> AsyncIterator[bytes]:
+    async def _frames(
+        self, reader: AbstractAsyncContextManager[ReadEvents], notification: str, after: str
+    ) -> AsyncIterator[bytes]:
         with self.count.track_inprogress():
-            async with aclosing(batches):
+            async with reader as read, self.notifications.woken(notification) as changed:
                 yield b"retry: 1000\n\n"
-                async for events, ended, changed in batches:
+                while not self.stopping():
+                    changed.clear()
+                    events, ended = await read(after)
                     for name, event_id, data in events:
+                        after = event_id
                         yield b"event: %s\nid: %s\ndata: %s\n\n" % (name.encode(), event_id.encode(), data)
-                    if ended or self.stopping():
+                    if ended:
                         return
                     if not events and not await is_set_within(changed, self.keepalive_seconds):
                         yield b": keep-alive\n\n"
-                    if self.stopping():
-                        return

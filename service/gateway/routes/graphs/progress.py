@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Literal
 
 from fastapi import Request, Response
@@ -11,7 +12,7 @@ from .....compiler.api import compiles
 from .....compiler.errors import NotFound, Unavailable
 from .....compiler.request import codec
 from ....storage.redis.streams import STREAM_START
-from ...http.event_stream import EventBatch, ServerEvent, event_stream_responses
+from ...http.event_stream import ReadEvents, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
 from ...parts import GatewayTenant
 from ..parameters import CacheKey, Gateway, LastEventId, ReaderTenant
@@ -56,22 +57,26 @@ async def compile_events(
     first = await tenant.events.snapshot(key)
     if not (first.events or first.cached or first.leased or first.pending):
         raise NotFound(f"there is no compile {key}")
-    return gateway.event_streams.response(request, _batches(tenant, key, last_event_id or STREAM_START))
+    reader = _reader(tenant, key)
+    return gateway.event_streams.response(request, reader, tenant.followers.notification(key), last_event_id)
 
 
-async def _batches(tenant: GatewayTenant, key: str, after: str) -> AsyncGenerator[EventBatch]:
-    """The events after `after`, until the last one, which is sent again to a client that has it already."""
+@asynccontextmanager
+async def _reader(tenant: GatewayTenant, key: str) -> AsyncIterator[ReadEvents]:
+    """Reads events until the last one, which is sent again to a client that has it already."""
     async with tenant.followers.watch(key) as watch:
-        while True:
-            changed, ending, found = watch.changed, watch.ending, watch.after(after)
-            if ending == "finished" and not found:
-                found = watch.events[-1:]
-            events = [_event(each.id, each.progress, each.error) for each in found]
-            if events:
-                after = events[-1].id
-            if ending == "cached" or ending == "lost":
-                events.append(_end(ending, after))
-            yield EventBatch(events, bool(ending), changed)
+
+        async def read(after: str) -> tuple[list[ServerEvent], bool]:
+            after = after or STREAM_START
+            new = watch.after(after)
+            if watch.ending == "finished" and not new:
+                new = watch.events[-1:]
+            events = [_event(event.id, event.progress, event.error) for event in new]
+            if watch.ending == "cached" or watch.ending == "lost":
+                events.append(_end(watch.ending, events[-1].id if events else after))
+            return events, bool(watch.ending)
+
+        yield read
 
 
 def _end(ending: Literal["cached", "lost"], after: str) -> ServerEvent:

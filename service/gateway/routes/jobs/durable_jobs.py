@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from typing import Annotated, Any
 
-import structlog
 from fastapi import Header, Request, Response
-from redis.exceptions import RedisError
 
 from ....jobs.records import ENDED_STATES, DurableJobs
-from ...http.event_stream import EventBatch, ServerEvent
+from ....storage.redis.retry import redis_errors_logged
+from ...http.event_stream import ServerEvent
 from ...parts import GatewayParts
-
-log = structlog.get_logger(__name__)
 
 Jobs = DurableJobs[Any, Any]
 LastEventNumber = Annotated[
@@ -24,25 +21,15 @@ LastEventNumber = Annotated[
 async def job_events(
     request: Request, gateway: GatewayParts, jobs: Jobs, job: str, last_event_id: str
 ) -> Response:
-    """The events of a job after the one with `last_event_id`, as a stream. Raises NotFound."""
+    """The events of a job after the one with `last_event_id`, until it has ended, as a stream. They come later while
+    Redis is down. Raises NotFound."""
     await jobs.job(job)
-    return gateway.event_streams.response(request, _batches(gateway, jobs, job, last_event_id))
 
+    async def read(after: str) -> tuple[list[ServerEvent], bool]:
+        with redis_errors_logged("events_delayed", job=job):
+            ended = (await jobs.job(job)).state in ENDED_STATES
+            events = [ServerEvent(each.name, each.id, each.data) for each in await jobs.events(job, after)]
+            return events, ended and not events
+        return [], False
 
-async def _batches(gateway: GatewayParts, jobs: Jobs, job: str, after: str) -> AsyncGenerator[EventBatch]:
-    """New events, until the job has ended and all are sent. They come later while Redis is down."""
-    async with gateway.notifications.woken(jobs.notification(job)) as changed:
-        while True:
-            changed.clear()
-            events: list[ServerEvent] = []
-            ended = False
-            try:
-                ended = (await jobs.job(job)).state in ENDED_STATES
-                events = [
-                    ServerEvent(each.name, each.id, each.data) for each in await jobs.events(job, after)
-                ]
-            except RedisError as error:
-                log.warning("events_delayed", job=job, error=str(error))
-            if events:
-                after = events[-1].id
-            yield EventBatch(events, ended and not events, changed)
+    return gateway.event_streams.response(request, nullcontext(read), jobs.notification(job), last_event_id)
