@@ -56,21 +56,21 @@ class TrainingGraphCompiler:
         free = asyncio.Semaphore(_CONCURRENT)
         reporting = asyncio.Lock()
 
-        async def one(body: bytes) -> None:
+        async def compile_and_report(body: bytes) -> None:
             async with free:
                 try:
-                    fresh, why = await self._one(body, source=source), ""
+                    fresh, why = await self._compile_graph(body, source=source), ""
                 except RelayError as error:
                     fresh, why = False, error.message
             async with reporting:
                 await on_compiled(fresh, why)
 
         try:
-            await run_together(*map(one, bodies))
+            await run_together(*map(compile_and_report, bodies))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _one(self, body: bytes, *, source: bool) -> bool:
+    async def _compile_graph(self, body: bytes, *, source: bool) -> bool:
         """Whether the graph was compiled now. Raises the compile's error."""
         request = await self.admission.parse(body, namespace=self.namespace)
         loop = asyncio.get_running_loop()
