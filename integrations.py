@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .clients.autotune_cache.helion_cache import HelionCache
-    from .clients.autotune_cache.triton_cache import TritonCacheManager
+    from .clients.artifacts.autotune_cache.helion_cache import HelionCache
+    from .clients.artifacts.autotune_cache.triton_cache import TritonCacheManager
     from .clients.reports.lightning_callback import LightningCallback
     from .clients.reports.transformers_callback import TransformersCallback
 
 __all__ = ["HelionCache", "LightningCallback", "TransformersCallback", "TritonCacheManager"]
 
 _MODULES = {
-    "HelionCache": "autotune_cache.helion_cache",
+    "HelionCache": "artifacts.autotune_cache.helion_cache",
     "LightningCallback": "reports.lightning_callback",
     "TransformersCallback": "reports.transformers_callback",
-    "TritonCacheManager": "autotune_cache.triton_cache",
+    "TritonCacheManager": "artifacts.autotune_cache.triton_cache",
 }
 """Name to module of clients."""
 

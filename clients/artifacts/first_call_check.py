@@ -21,8 +21,8 @@ import torch
 from msgspec import Struct
 
 from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
-from ...compiler.results import block_masks, outcomes
-from ...compiler.results.outcomes import Outcome
+from ...compiler.pipeline import block_masks, outcomes
+from ...compiler.pipeline.outcomes import Outcome
 from ...compiler.torch_internals.dynamo import tracing
 from ...compiler.torch_internals.dynamo.operators import watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id

@@ -15,7 +15,7 @@ import torch
 from msgspec import Struct
 
 from ...compiler.errors import ExportFailed, VerifyFailed
-from ...compiler.results.numerics import TOLERANCE, difference, rounded_share
+from ...compiler.search.numerics import TOLERANCE, difference, rounded_share
 from ...compiler.torch_internals.dynamo import symbolic_shapes
 from .options import EagerComparison, ExportedTensor
 

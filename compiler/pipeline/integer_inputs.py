@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from ..results.block_masks import block_mask_of, is_flex_attention
 from ..torch_internals.dynamo.operators import is_pytorchs, tensors_in, watching_calls
+from .block_masks import block_mask_of, is_flex_attention
 
 Range = tuple[int, int]
 """The least integer, and the one after the largest."""

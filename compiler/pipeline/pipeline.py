@@ -28,7 +28,6 @@ from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
 from ..request import cpu_isa as targets
 from ..request import schema
-from ..results import outcomes
 from ..search import in_compile, ranking, user_kernels
 from ..search.user_kernels import UserKernelSearch
 from ..torch_internals import compatibility, counters, patching
@@ -40,7 +39,7 @@ from ..torch_internals.triton import caches as triton_caches
 from ..torch_internals.triton import compile_workers, winners
 from ..torch_internals.triton import kernels as triton_kernels
 from ..tuning import queries
-from . import inductor, verify, warm_up
+from . import inductor, outcomes, verify, warm_up
 from . import program as pipeline_program
 
 log = logging.getLogger(__name__)

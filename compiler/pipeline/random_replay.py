@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..errors import VerifyFailed
-from ..results.outcomes import AtenReference
 from ..torch_internals.dynamo import operators
 from ..torch_internals.inductor import compiled_graphs
+from .outcomes import AtenReference
 from .philox import CannotReplay, RngVariant, normal, uniform
 
 Compare = Callable[[str, Any, Any, float, AtenReference], None]

@@ -32,10 +32,9 @@ from ..artifact import manifest
 from ..errors import VerifyFailed
 from ..graph import ambient
 from ..request import schema
-from ..results import block_masks, outcomes
-from ..results.numerics import fill, memory_of, rounded_share
+from ..search.numerics import fill, memory_of, rounded_share
 from ..torch_internals.inductor import compiled_graphs
-from . import integer_inputs, philox, program, random_replay
+from . import block_masks, integer_inputs, outcomes, philox, program, random_replay
 from .integer_inputs import IntegerFacts
 
 _NONE = IntegerFacts()

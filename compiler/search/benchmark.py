@@ -23,9 +23,9 @@ from typing import Any, Self
 import torch
 
 from ..process.forked_process import ForkedProcess, ForkedProcessLost
-from ..results import numerics
 from ..torch_internals import devices
 from ..tuning.candidates import Candidates, RunnableCandidates
+from . import numerics
 
 FIRST_SECONDS = 120.0
 SAMPLE_SECONDS = 30.0

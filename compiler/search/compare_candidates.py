@@ -17,13 +17,12 @@ import msgspec
 import torch
 
 from ..errors import CompileFailed
-from ..results import numerics
 from ..torch_internals.algorithm_selection.padding_candidates import PADDING_PREFIX
 from ..tuning import records
 from ..tuning.candidates import Candidates
 from ..tuning.queries import SearchResult
 from ..tuning.records import CandidateFailure, DeviceEnvironment, Problem, Timing, TuningEntry
-from . import benchmark
+from . import benchmark, numerics
 from . import ranking as search_ranking
 from .device_lock import exclusive, gpu_clock
 

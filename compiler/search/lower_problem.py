@@ -16,7 +16,6 @@ import torch
 from msgspec import Struct
 
 from ..api.tuning.operators import MASKS, PRECISIONS
-from ..results import numerics
 from ..torch_internals import patching
 from ..torch_internals.algorithm_selection import lower_operator, operator_candidates, padding_candidates
 from ..torch_internals.dynamo.tensors import fake_tensors
@@ -25,6 +24,7 @@ from ..tuning import records
 from ..tuning.candidates import CandidateBuilds, Candidates
 from ..tuning.queries import TuningTask
 from ..tuning.records import Operand, Problem
+from . import numerics
 
 aten = torch.ops.aten
 

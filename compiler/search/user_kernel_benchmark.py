@@ -21,9 +21,8 @@ from msgspec import Struct
 from .. import decoding
 from ..api.tuning import kernels
 from ..graph import triton_kernels
-from ..results import numerics
 from ..tuning import records
-from . import benchmark, device_lock
+from . import benchmark, device_lock, numerics
 from . import ranking as search_ranking
 
 _COMPARED_AT_ONCE = 1 << 26

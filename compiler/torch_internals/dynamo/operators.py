@@ -85,9 +85,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 # --- NumPy -----------------------------------------------------------------------------------------------
-# Dynamo writes calls of wrappers around PyTorch's own form of NumPy, torch._numpy. A function's name is that in
-# torch._numpy, an operator's begins with NUMPY_OPERATOR and a method's with NUMPY_METHOD. The wrapper itself has no
-# name, because it is made for each call.
+# Dynamo makes a wrapper without a name for each call of PyTorch's own form of NumPy, torch._numpy.
 
 NUMPY = "torch._numpy."
 NUMPY_OPERATOR = "torch._numpy._operator."
@@ -102,9 +100,7 @@ def numpy_name(target: Any, functions: Mapping[Any, str]) -> str | None:
     if kind is utils.numpy_operator_wrapper:
         name = target.op.__name__
         return f"{NUMPY_OPERATOR}{name}" if getattr(operator, name, None) is target.op else f"{NUMPY}{name}"
-    if kind is utils.numpy_method_wrapper:
-        return f"{NUMPY_METHOD}{target.method}"
-    return None
+    return f"{NUMPY_METHOD}{target.method}" if kind is utils.numpy_method_wrapper else None
 
 
 def numpy_wrapper(name: str, find: Callable[[str], Any]) -> Any:

@@ -74,8 +74,7 @@ def static_input_type(node: torch.fx.Node) -> str:
 
 
 def trace_seconds() -> float:
-    """Seconds since Dynamo began on the frame whose graph this thread compiles; 0 outside of one
-    (torch._dynamo.utils.get_metrics_context; its start is private)."""
+    """Seconds since Dynamo began on the frame whose graph this thread compiles; 0 outside (get_metrics_context)."""
     from torch._dynamo.utils import get_metrics_context
 
     context = get_metrics_context()

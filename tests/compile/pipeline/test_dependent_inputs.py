@@ -16,9 +16,9 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 from torchrelay.compiler.errors import VerifyFailed
+from torchrelay.compiler.pipeline.block_masks import block_mask_of, is_flex_attention
 from torchrelay.compiler.pipeline.verify import VerifySettings, verify
 from torchrelay.compiler.request import schema
-from torchrelay.compiler.results.block_masks import block_mask_of, is_flex_attention
 
 Graph = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from local_artifacts import CompileProcess, LocalBackend
 from random_programs import MESH, backward, device_mesh, leaves_of, module_of, program_of
 from torch.utils import _pytree as pytree
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.results.numerics import difference
+from torchrelay.compiler.search.numerics import difference
 
 PROGRAMS = 560
 SHARE = 10

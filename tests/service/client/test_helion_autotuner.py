@@ -19,7 +19,7 @@ from helion import language as hl  # noqa: E402
 from helion.autotuner.base_cache import LooseAutotuneCacheKey  # noqa: E402
 from helion.autotuner.base_search import BaseSearch  # noqa: E402
 from helion.autotuner.remote_cache import RemoteAutotuneCache, _load_remote_backend  # noqa: E402
-from torchrelay.clients.autotune_cache import helion_cache  # noqa: E402
+from torchrelay.clients.artifacts.autotune_cache import helion_cache  # noqa: E402
 
 BEST = {"block_sizes": [64], "num_warps": 8, "num_stages": 2}
 OTHER = {"block_sizes": [16], "num_warps": 2, "num_stages": 2}

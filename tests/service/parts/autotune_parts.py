@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from service_parts import TOKEN, RedisServer
-from torchrelay.clients.autotune_cache import team_winners
+from torchrelay.clients.artifacts.autotune_cache import team_winners
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning.autotunes import AutotuneEntry
 from torchrelay.compiler.tuning.records import DeviceEnvironment

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 from http_parts import Server, answer, as_json, failure, hang, reset
-from torchrelay.clients.autotune_cache import team_winners
-from torchrelay.clients.autotune_cache.team_winners import TeamWinners, caller_locals
+from torchrelay.clients.artifacts.autotune_cache import team_winners
+from torchrelay.clients.artifacts.autotune_cache.team_winners import TeamWinners, caller_locals
 from torchrelay.clients.gateway import compile_client
 from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.reports.run_report import process_report

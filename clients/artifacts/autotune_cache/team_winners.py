@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import torch
 
-from ...compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
-from ...compiler.errors import ClientError, Forbidden, NotFound, RelayError, SchemaMismatch
-from ...compiler.graph.toolchain import device_environment, local_target, local_toolchain
-from ...compiler.tuning.queries import ENTRY_LIMIT
-from ...compiler.tuning.records import DeviceEnvironment
-from ..gateway.compile_client import GatewayClient
-from ..reports.run_report import process_report
-from ..settings import load_settings
+from ....compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
+from ....compiler.errors import ClientError, Forbidden, NotFound, RelayError, SchemaMismatch
+from ....compiler.graph.toolchain import device_environment, local_target, local_toolchain
+from ....compiler.tuning.queries import ENTRY_LIMIT
+from ....compiler.tuning.records import DeviceEnvironment
+from ...gateway.compile_client import GatewayClient
+from ...reports.run_report import process_report
+from ...settings import load_settings
 
 _log = logging.getLogger(__name__)
 

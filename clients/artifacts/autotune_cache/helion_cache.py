@@ -14,8 +14,8 @@ from typing import Any
 
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
-from ...compiler import decoding
-from ..reports.run_report import process_report
+from ....compiler import decoding
+from ...reports.run_report import process_report
 from .team_winners import caller_locals, process_winners
 
 _log = logging.getLogger(__name__)

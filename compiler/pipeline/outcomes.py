@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ..errors import VerifyFailed
 from ..graph import names
-from .numerics import TOLERANCE, difference, rounded_share, shared_places
+from ..search.numerics import TOLERANCE, difference, rounded_share, shared_places
 
 
 class Outcome(Struct):

@@ -17,9 +17,9 @@ from msgspec import Meta, Struct
 from triton import __version__
 from triton.runtime.cache import FileCacheManager
 
-from ...compiler import decoding
-from ...compiler.tuning.records import Finite
-from ..reports.run_report import process_report
+from ....compiler import decoding
+from ....compiler.tuning.records import Finite
+from ...reports.run_report import process_report
 from .team_winners import caller_locals, process_winners
 
 _log = logging.getLogger(__name__)
