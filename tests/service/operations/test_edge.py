@@ -196,9 +196,8 @@ def test_a_client_of_a_gateway_sends_the_graph_at_once(gateway: Running, connect
     _, data = _published(gateway)
     fetched = _answered(gateway)
     body = graph()
-    found = connect(gateway).compile(
-        body, key.key_of(codec.unpack_request(body)), cache_only=False, deadline=60
-    )
+    name = key.key_of(codec.unpack_request(body))
+    found = connect(gateway).submit(body, name, cache_only=False, deadline=60).result()
     assert found.data == data and _answered(gateway) == fetched
 
 
