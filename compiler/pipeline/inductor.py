@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import sympy
@@ -18,26 +18,13 @@ from ..graph.ambient import apply_ambient
 from ..graph.configuration import options_of
 from ..request import cpu_isa as targets
 from ..request import schema, size_expr
+from ..search.in_compile import CompileSearch
 from ..torch_internals.algorithm_selection import padding_candidates, selector_cache
 from ..torch_internals.cpp import instruction_set, kernel_libraries
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
-from ..torch_internals.inductor import compile_fx, config, dry_run, forked_backward, lowering_speed, naming
+from ..torch_internals.inductor import compile_fx, config, lowering_speed, naming
 from ..tuning.candidates import Candidates
 from .program import Program
-
-
-class CompileGuide(
-    selector_cache.CandidatePolicy, dry_run.DryRunControl, forked_backward.ForkableSearch, Protocol
-):
-    """Says for a lowering which candidates to make, and whether to stop before code is generated."""
-
-    @property
-    def can_fork(self) -> bool:
-        """Whether a fork of this process would choose the same candidates, and measure nothing."""
-
-
-Choose = Callable[[Candidates, Callable[[], None]], int]
-"""Takes an operator's candidates and a function that waits until no C++ is being built; returns the winner's index."""
 
 
 class CompiledProgram(Struct, frozen=True):
@@ -58,15 +45,14 @@ def compile_program(
     *,
     threads: int,
     progress: Callable[[compiles.Stage, str], None],
-    choose: Choose | None = None,
-    guide: CompileGuide | None = None,
+    search: CompileSearch | None = None,
     keep_halves: bool = False,
 ) -> CompiledProgram:
     """Compile forward and backward.
 
-    threads: parallel g++ and Triton compilers. choose: chooses among an operator's candidates; without it Inductor
+    threads: parallel g++ and Triton compilers. search: chooses among an operator's candidates; without it Inductor
     does. Raises CompileFailed with the compiler's own message, CompileKilled if the C++ compiler could not work,
-    what `choose` raises, and dry_run.DryRunFinished if `guide` asks for a dry run.
+    what `search` raises, and dry_run.DryRunFinished if `search` asks for a dry run.
     """
     cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
@@ -81,12 +67,14 @@ def compile_program(
         stack.enter_context(naming.content_addressed_kernel_names())
         stack.enter_context(lowering_speed.faster_lowering())
         building = stack.enter_context(kernel_libraries.recording_cpp_libraries())
-        if choose is not None:
+        if search is not None:
 
             def chosen(candidates: Candidates) -> int:
-                return choose(candidates, building.settle)
+                return search.choose(candidates, building.settle)
 
-            stack.enter_context(selector_cache.choosing_algorithms(chosen, guide=guide))
+            stack.enter_context(
+                selector_cache.choosing_algorithms(chosen, expected_candidate=search.expected_candidate)
+            )
             stack.enter_context(padding_candidates.choosing_padding(chosen))
         stack.enter_context(tracing.tracing_context(program.fake_mode))
         stack.enter_context(apply_ambient(request.ambient))
@@ -98,8 +86,7 @@ def compile_program(
                 options,
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
                 kept=halves if keep_halves else None,
-                ahead=guide if threads > 1 and _may_go_ahead(program, request, guide) else None,
-                scout=guide,
+                scout=search,
             )
             bundle = compile_fx.serialize(run)
         except TypeError as error:
@@ -134,22 +121,6 @@ def _failure(error: Exception) -> RelayError:
             )
         cause = cause.__cause__ or cause.__context__
     return CompileFailed(f"{type(error).__name__}: {error}")
-
-
-def _may_go_ahead(program: Program, request: schema.GraphRequest, guide: CompileGuide | None) -> bool:
-    """Whether another process may lower the backward while this one lowers the forward.
-
-    It may not if one lowering could affect the other: through assumptions about symbolic sizes, or through measured
-    kernels. Nor for a GPU, which two processes cannot use.
-    """
-    symbolic = program.symbols or program.numbers or symbolic_shapes.has_symbols(program.fake_mode)
-    measured = request.mode not in _COPIED or (
-        request.mode != "default" and (guide is None or not guide.can_fork)
-    )
-    return request.target.kind == "cpu" and not measured and not request.options and not symbolic
-
-
-_COPIED = frozenset({"default", "max-autotune", "max-autotune-no-cudagraphs"})
 
 
 def guards_of(program: Program, known: Collection[str]) -> list[str]:

@@ -225,8 +225,7 @@ def _compiled(
                     request,
                     threads=threads,
                     progress=clock.enter,
-                    choose=search.choose,
-                    guide=search,
+                    search=search,
                     keep_halves=bool(outcomes.random_node(program.gm)),
                 )
         except dry_run.DryRunFinished:

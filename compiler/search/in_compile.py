@@ -18,14 +18,12 @@ from typing import Protocol
 
 import msgspec
 
-from .. import decoding
 from ..api import compiles
 from ..artifact import manifest
 from ..errors import Unavailable
 from ..request import schema
 from ..torch_internals.algorithm_selection.padding_candidates import PADDING_PREFIX
 from ..torch_internals.algorithm_selection.selector_cache import ATEN
-from ..torch_internals.inductor.dry_run import DryRunFinished
 from ..tuning import queries
 from ..tuning.candidates import Candidates
 from ..tuning.records import DeviceEnvironment, Problem, TuningEntry
@@ -103,8 +101,6 @@ class CompileSearch:
         self._measured_for_this: set[Problem] = set()
         self._left_to_this: set[Problem] = set()
         """Problems that others do not search."""
-        self._in_fork = False
-        self._uses_before_fork: Counter[Problem] = Counter()
 
     @property
     def searched(self) -> int:
@@ -144,8 +140,8 @@ class CompileSearch:
         return True
 
     def expected_candidate(self, problem: Problem, device: str) -> str | None:
-        """See CandidatePolicy: called before candidates are made. Raises TuningUnknown where a strict lock has no
-        winner."""
+        """See selector_cache.ExpectedCandidate: called before candidates are made. Raises TuningUnknown where a strict
+        lock has no winner."""
         self._uses[problem] += 1
         self._announced = problem
         if self._only_aten:
@@ -190,8 +186,6 @@ class CompileSearch:
         return self._known.environment(device)
 
     def _autotune_stage(self, problem: Problem) -> AbstractContextManager[None]:
-        if self._in_fork:  # only the other process reports progress
-            return contextlib.nullcontext()
         return self._clock.during("autotune", problem.text())
 
     def _measure(self, selection: Candidates, wait_for_builds: Callable[[], None]) -> TuningEntry:
@@ -209,38 +203,6 @@ class CompileSearch:
         )
         return self._known.report(result, selection.device, selection.candidates)
 
-    # --- in a fork of this process that lowers the backward (forked_backward.ForkableSearch) ---------------
-
-    @property
-    def can_fork(self) -> bool:
-        """Whether a fork would choose as this process does: it would measure nothing."""
-        return self._may_dry_run and not self._left_to_this and not self._pending
-
-    def answer_fork(self, question: bytes) -> bytes:
-        """Called in a thread of this process: look a problem up for the fork."""
-        problem, device = decoding.from_msgpack(question, type=tuple[Problem, str])
-        return msgspec.msgpack.encode(self._known.stored(problem, device))
-
-    def enter_fork(self, ask: Callable[[bytes], bytes]) -> None:
-        """This process is the fork now; an unknown problem ends it. ask: the other process's `answer_fork`."""
-
-        def look_up(problem: Problem, device: str) -> list[TuningEntry]:
-            answer = ask(msgspec.msgpack.encode((problem, device)))
-            return decoding.from_msgpack(answer, type=list[TuningEntry])
-
-        self._in_fork = True
-        self._known.look_up_with(look_up)
-        self._uses_before_fork = self._uses.copy()
-
-    def fork_result(self) -> tuple[Counter[Problem], dict[Problem, TuningEntry]]:
-        """In the fork: the uses and winners that it adds."""
-        return self._uses - self._uses_before_fork, self._entries
-
-    def adopt_fork_result(self, result: tuple[Counter[Problem], dict[Problem, TuningEntry]]) -> None:
-        uses, entries = result
-        self._uses += uses
-        self._entries |= entries
-
     # --- problems that others search -----------------------------------------------------------------------
 
     @property
@@ -253,8 +215,6 @@ class CompileSearch:
 
     def _leave_to_others(self, problem: Problem, device: str) -> bool:
         """Whether others are to search this unknown problem; it then belongs to a dry run."""
-        if self._in_fork:
-            raise DryRunFinished  # the other process will come to this problem too
         if problem in self._left_to_this or not (self._may_dry_run or self.in_dry_run):
             return False
         self._unknown[problem] = device

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ..artifact import manifest
 from ..errors import TuningUnknown, Unavailable
@@ -20,7 +19,7 @@ class KnownWinners:
     """The winners for one request. Those of its lock come first; a strict lock is the only source.
 
     ask: sends a query to the namespace's database; None: there is none. reachable: False once the database did not
-    answer. Safe for threads.
+    answer.
     """
 
     def __init__(self, request: schema.GraphRequest, ask: queries.SendQuery | None) -> None:
@@ -30,8 +29,6 @@ class KnownWinners:
         self._lock = request.tuning_lock
         self._environments: dict[str, DeviceEnvironment] = {}
         self._stored: dict[Problem, list[TuningEntry]] = {}
-        self._looking_up = threading.Lock()
-        self._look_up: Callable[[Problem, str], list[TuningEntry]] = self._look_up_in_database
 
     @property
     def strict(self) -> bool:
@@ -77,18 +74,14 @@ class KnownWinners:
         """The database's entries; looked up once. None under a strict lock."""
         if self.strict:
             return []
-        with self._looking_up:
-            if problem not in self._stored:
-                self._stored[problem] = self._look_up(problem, device)
-            return self._stored[problem]
+        if problem not in self._stored:
+            lookup = queries.EntryLookup(self.environment(device), [problem])
+            self._stored[problem] = self._send(lookup, problem, device)
+        return self._stored[problem]
 
     def add(self, entry: TuningEntry) -> None:
         """An entry that came in another reply."""
         self._stored[entry.problem] = [entry]
-
-    def look_up_with(self, look_up: Callable[[Problem, str], list[TuningEntry]]) -> None:
-        """In a fork of the process, which cannot use `ask`: look problems up with this function."""
-        self._look_up, self._looking_up = look_up, threading.Lock()
 
     def report(self, result: queries.SearchResult, device: str, candidates: Collection[str]) -> TuningEntry:
         """Send what was measured; returns the entry to use: the database's, unless its winner failed here."""
@@ -98,9 +91,6 @@ class KnownWinners:
             if entry.winner.candidate in candidates and entry.winner.candidate not in failed:
                 return entry
         return result.entry
-
-    def _look_up_in_database(self, problem: Problem, device: str) -> list[TuningEntry]:
-        return self._send(queries.EntryLookup(self.environment(device), [problem]), problem, device)
 
     def _send(self, query: queries.TuningQuery, problem: Problem, device: str) -> list[TuningEntry]:
         if self._ask is None:

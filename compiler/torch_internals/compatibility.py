@@ -142,9 +142,8 @@ torch._inductor.codegen.cpp_template: CppTemplate
 torch._inductor.codegen.cpp_template_kernel: parse_expr_with_index_symbols = (expr)
 torch._inductor.codegen.triton: TritonScheduling.define_kernel (src_code, ...)
 torch._inductor.codegen.wrapper: PythonWrapperCodegen.next_kernel_suffix = ()
-torch._inductor.compile_fx: CompiledFxGraphConstantsWithGm (gm); _graph_counter;
-    compile_fx (model_, example_inputs_, *, inner_compile, config_patches); compile_fx_inner (gm, example_inputs);
-    fx_codegen_and_compile (gm, example_inputs, ...)
+torch._inductor.compile_fx: _graph_counter;
+    compile_fx (model_, example_inputs_, *, inner_compile, config_patches); compile_fx_inner (gm, example_inputs)
 torch._inductor.config: compile_threads; deterministic; patch; worker_start_method
 torch._inductor.cpp_builder: _get_optimization_cflags; CppBuilder (name, sources, BuildOption);
     CppBuilder.get_command_line (); CppTorchDeviceOptions (*, vec_isa, device_type)
@@ -164,8 +163,7 @@ torch._inductor.ir: Buffer (*, name, layout); IRNode.has_tensor_output (); Layou
 torch._inductor.kernel.mm_plus_mm: tuned_mm_plus_mm (mat1, mat2, mat3, mat4)
 torch._inductor.lowering: lowerings
 torch._inductor.kernel_template_choice: KernelTemplateChoice.choice; .inputs; .layout; .params; .template
-torch._inductor.output_code: CompiledFxGraph.__call__ = (inputs); .after_deserialization (constants);
-    .prepare_for_serialization ()
+torch._inductor.output_code: CompiledFxGraph.__call__ = (inputs)
 torch._inductor.runtime.benchmarking: benchmarker.benchmark (fn, fn_args, fn_kwargs); .benchmark_cpu; .benchmark_gpu
 torch._inductor.runtime.cache_dir_utils: triton_cache_dir (device)
 torch._inductor.runtime.compile_tasks: _reload_python_module (key, path); _set_triton_ptxas_path ()

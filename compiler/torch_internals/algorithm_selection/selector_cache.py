@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ...tuning import records
 from ...tuning.tile_config import parse_tile_config
@@ -20,23 +20,22 @@ from .deferred_templates import (
 )
 from .operator_candidates import DESCRIBED_BY_OPERANDS, OperatorCandidates, candidate_text
 
-
-class CandidatePolicy(Protocol):
-    """What `choosing_algorithms` asks before it renders templates, which takes 5 to 20 ms each."""
-
-    def expected_candidate(self, problem: records.Problem, device: str) -> str | None:
-        """The candidate that will be taken, by its text; ATEN: PyTorch's own kernel; None: not known, render all."""
-
+ExpectedCandidate = Callable[[records.Problem, str], str | None]
+"""Asked for a problem on a device before templates are rendered, which takes 5 to 20 ms each: the text of the candidate
+that will be taken; ATEN: PyTorch's own kernel; None: not known, render all."""
 
 ATEN = "aten"
 
 
 @contextlib.contextmanager
 def choosing_algorithms(
-    choose: Callable[[OperatorCandidates], int], *, least: int = 2, guide: CandidatePolicy | None = None
+    choose: Callable[[OperatorCandidates], int],
+    *,
+    least: int = 2,
+    expected_candidate: ExpectedCandidate | None = None,
 ) -> Iterator[None]:
     """Inside the block, `choose` says which candidate implements an operator; Inductor measures none. least: so many
-    candidates make a choice. With a guide, only candidates that may be taken are rendered.
+    candidates make a choice. With `expected_candidate`, only candidates that may be taken are rendered.
 
     Wraps torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__, which takes a single choice as it is and
     puts off nothing (no MultiTemplateBuffer): what a choice was made for does not show in the code. Left to Inductor:
@@ -56,8 +55,8 @@ def choosing_algorithms(
         given = signature.bind(self, *args, **kwargs).arguments
         ours = not config.deterministic and not _left_to_inductor(given)
         problem = None
-        if guide is not None and ours:
-            given["choices"], problem = _permitted_candidates(self, given, guide)
+        if expected_candidate is not None and ours:
+            given["choices"], problem = _permitted_candidates(self, given, expected_candidate)
         given["choices"] = [
             choice for made in given["choices"] if (choice := render_candidate(made)) is not None
         ]
@@ -70,7 +69,7 @@ def choosing_algorithms(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(AlgorithmSelectorCache, "__call__", call))
-        if guide is not None:
+        if expected_candidate is not None:
             stack.enter_context(V.set_choices_handler(deferring_choices_handler()))
             append = deferring_cpp_templates(KernelTemplate.maybe_append_choice)
             stack.enter_context(patched(KernelTemplate, "maybe_append_choice", append))
@@ -78,7 +77,7 @@ def choosing_algorithms(
 
 
 def _permitted_candidates(
-    cache: Any, given: Mapping[str, Any], guide: CandidatePolicy
+    cache: Any, given: Mapping[str, Any], expected_candidate: ExpectedCandidate
 ) -> tuple[list[Any], records.Problem | None]:
     """An operator's candidates without those that will not be taken; and the problem, if it is known before any is
     rendered. Rendering a template fixes its operands' strides, often to others."""
@@ -90,7 +89,7 @@ def _permitted_candidates(
     selection = OperatorCandidates(cache, {**given, "choices": ready})
     if not selection.aten:
         return choices, None
-    expected = guide.expected_candidate(selection.problem, selection.device)
+    expected = expected_candidate(selection.problem, selection.device)
     if expected is None:
         return choices, selection.problem
     if expected == ATEN or expected in selection.candidates:

@@ -82,6 +82,18 @@ def recording_cpp_libraries() -> Iterator[CppLibraries]:
         yield libraries
 
 
+@contextlib.contextmanager
+def without_cpp_builds() -> Iterator[None]:
+    """Inside the block, generated code loads without its C++ kernels (AsyncCompile.cpp_pybinding)."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    def not_built(*args: Any) -> Any:
+        raise AssertionError("this kernel was not built")
+
+    with patched(AsyncCompile, "cpp_pybinding", lambda self, argtypes, source_code: not_built):
+        yield
+
+
 @dataclasses.dataclass
 class CppBuildCounts:
     """How many C++ libraries a compile built, and how many it found built."""

@@ -125,8 +125,3 @@ def ignoring_fresh_unbacked_symbols(env: ShapeEnv) -> contextlib.AbstractContext
 def shape_env_of(mode: FakeTensorMode) -> ShapeEnv | None:
     """A mode's shape environment (FakeTensorMode.shape_env); None where all sizes are numbers."""
     return mode.shape_env
-
-
-def has_symbols(mode: FakeTensorMode) -> bool:
-    """Whether a mode's shape environment has any symbol (ShapeEnv.var_to_range), made from data or given."""
-    return mode.shape_env is not None and bool(mode.shape_env.var_to_range)

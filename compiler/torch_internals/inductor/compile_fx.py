@@ -12,7 +12,6 @@ import torch
 from ..dynamo.kernel_side_table import empty_kernel_side_table
 from .compiled_graphs import GENERATED_CODE, copy_graph
 from .dry_run import DryRunControl, DryRunFinished, stop_after_lowering
-from .forked_backward import BackwardInFork, ForkableSearch
 
 
 def compile_graph(
@@ -22,15 +21,13 @@ def compile_graph(
     *,
     on_lowering: Callable[[bool], None] | None = None,
     kept: dict[int, torch.fx.GraphModule] | None = None,
-    ahead: ForkableSearch | None = None,
     scout: DryRunControl | None = None,
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
     on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
-    each half as it was then, by the id of its compiled form (see `intercepting_calls`). ahead: lower the backward in a
-    copy of this process while this one lowers the forward. Raises DryRunFinished in place of an answer if `scout` is in
-    its dry run.
+    each half as it was then, by the id of its compiled form (see `intercepting_calls`). Raises
+    DryRunFinished in place of an answer if `scout` is in its dry run.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -39,18 +36,12 @@ def compile_graph(
         assert callable(compiled)
         return compiled
     with contextlib.ExitStack() as stack:
-        lower = (
-            compile_fx_inner
-            if ahead is None
-            else stack.enter_context(BackwardInFork(compile_fx_inner, ahead))
-        )
+        lower: Callable[..., Any] = compile_fx_inner
         if scout is not None:
             lower = stack.enter_context(stop_after_lowering(lower, scout))
 
         @functools.wraps(compile_fx_inner)
         def inner(*args: Any, **kwargs: Any) -> Any:
-            if getattr(lower, "inside_copy", False):
-                return lower(*args, **kwargs)
             on_lowering(bool(kwargs.get("is_backward")))
             before = None if kept is None else copy_graph(args[0])
             lowered = lower(*args, **kwargs)

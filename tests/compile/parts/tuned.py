@@ -29,12 +29,11 @@ from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.kernel_store.libraries import KernelExchange
 from torchrelay.compiler.pipeline import pipeline
-from torchrelay.compiler.process.forked_copy import ForkedCopy
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.search import benchmark as search_benchmark
 from torchrelay.compiler.search import user_kernels
 from torchrelay.compiler.torch_internals import patching
-from torchrelay.compiler.torch_internals.inductor import forked_backward, lowering_speed
+from torchrelay.compiler.torch_internals.inductor import lowering_speed
 from torchrelay.compiler.torch_internals.triton import winners
 from torchrelay.compiler.tuning import queries, records
 
@@ -58,8 +57,7 @@ class Case(Struct, kw_only=True):
 class Outcome(Struct, kw_only=True):
     """error: `code: message` of what the compile raised. code: what Inductor generated. measured: Inductor's own count
     of operators for which it ran candidates. benchmarks: how often Inductor measured anything by itself. rendered: C++
-    templates. stages: in the order of their progress. copied: of each copy of the process, whether it had a
-    backward when it was asked for one. taken: how many of these were used."""
+    templates. stages: in the order of their progress."""
 
     error: str = ""
     manifest: artifact_manifest.Manifest | None = None
@@ -69,8 +67,6 @@ class Outcome(Struct, kw_only=True):
     benchmarks: int = 0
     rendered: int = 0
     stages: list[tuple[str, str]] = []
-    copied: list[bool] = []
-    taken: int = 0
 
     def found(self) -> list[records.TuningEntry]:
         return [question.entry for question in self.asked if isinstance(question, queries.SearchResult)]
@@ -158,7 +154,6 @@ def _outcome(case: Case, folder: str) -> Outcome:
 
     _count_benchmarks(outcome)
     _count_templates(outcome)
-    _count_copies(outcome)
 
     def ask(question: queries.TuningQuery) -> queries.TuningReply:
         outcome.asked.append(question)
@@ -223,24 +218,6 @@ def _count_templates(outcome: Outcome) -> None:
         return generate(self, **kwargs)
 
     CppTemplate.generate = counted  # type: ignore[method-assign]
-
-
-def _count_copies(outcome: Outcome) -> None:
-    result = ForkedCopy.result
-
-    def recorded(self: ForkedCopy) -> bytes | None:
-        answer = result(self)
-        outcome.copied.append(answer is not None)
-        return answer
-
-    ForkedCopy.result = recorded  # type: ignore[method-assign]
-    take_over = pipeline.in_compile.CompileSearch.adopt_fork_result
-
-    def taken(self: pipeline.in_compile.CompileSearch, found: Any) -> None:
-        outcome.taken += 1
-        take_over(self, found)
-
-    pipeline.in_compile.CompileSearch.adopt_fork_result = taken  # type: ignore[method-assign]
 
 
 # --- candidates that misbehave -----------------------------------------------------------------------------
@@ -328,10 +305,6 @@ def _spared_nothing() -> None:
     lowering_speed.faster_lowering = contextlib.nullcontext  # type: ignore[assignment]
 
 
-def _uncopied() -> None:
-    forked_backward.MAX_FORKED_BYTES = 0
-
-
 def _unable() -> None:
     pipeline._why_not_runnable = lambda request: "this worker's CPU lacks avx512f"
 
@@ -347,7 +320,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "aten is slow": _slow("aten"),
     "none runs": _all,
     "unable": _unable,
-    "does not copy itself": _uncopied,
     "is spared nothing": _spared_nothing,
     "kernels may run for 10 s": lambda: setattr(user_kernels, "RUN_SECONDS", 10.0),
     "nobody finds": _impatience,

@@ -77,10 +77,12 @@ def test_a_function_that_takes_other_parameters_is_named(monkeypatch: pytest.Mon
 
 
 def test_a_function_that_came_to_require_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.codecache import PyCodeCache
 
-    monkeypatch.setattr(CompiledFxGraph, "after_deserialization", wants_more)
-    with pytest.raises(Unsupported, match="after_deserialization has the parameters"):
+    def load(cls: object, source_code: str, required: int) -> None: ...
+
+    monkeypatch.setattr(PyCodeCache, "load", load)
+    with pytest.raises(Unsupported, match=r"PyCodeCache\.load has the parameters .*, and requires required"):
         compatibility.check("compile")
 
 

@@ -16,7 +16,7 @@ import msgspec
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
 from torchrelay.compiler.errors import Unavailable, VerifyFailed
-from torchrelay.compiler.process.forked_copy import ForkedCopy
+from torchrelay.compiler.process.forked_process import ForkedProcess
 from torchrelay.compiler.request import cpu_isa, schema
 from torchrelay.compiler.tuning import queries as tuning_queries
 from torchrelay.compiler.tuning import records
@@ -187,10 +187,8 @@ def _in_threads(ask, sizes):
 
 
 def _in_a_copy(ask, size):
-    copy = ForkedCopy()
-    if copy.inside:
-        copy.finish(_asked(ask, size).encode())
-    return [copy.result().decode(), _asked(ask, size)]
+    copy = ForkedProcess.running(lambda fork: fork.send(_asked(ask, size).encode()))
+    return [copy.receive(60).decode(), _asked(ask, size)]
 
 
 def _raw(ask, queries, then="ignore"):
