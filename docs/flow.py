@@ -30,7 +30,7 @@ STEPS = (
     (6, "slot", "workers/slot/actor.py"),
     (6, "fork server", "workers/fork_server/server.py"),
     (6, "child", "workers/fork_server/child.py"),
-    (7, "rebuild", "compiler/pipeline/program.py"),
+    (7, "rebuild", "compiler/pipeline/rebuilt_graph.py"),
     (8, "compile", "compiler/pipeline/inductor.py"),
     (8, "compare", "compiler/pipeline/verify.py"),
     (9, "sign", "service/signing/keyring.py"),

@@ -1,4 +1,4 @@
-"""Stage 8: Inductor compiles a rebuilt program into a serialized callable, C++ libraries and guards."""
+"""Stage 8: Inductor compiles a rebuilt graph into a serialized callable, C++ libraries and guards."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ..torch_internals.cpp import instruction_set, kernel_libraries
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
 from ..torch_internals.inductor import compile_fx, config, lowering_speed, naming
 from ..tuning.candidates import Candidates
-from .program import Program
+from .rebuilt_graph import RebuiltGraph
 
 
-class CompiledProgram(Struct, frozen=True):
+class CompiledGraph(Struct, frozen=True):
     """The result of one compile. `run` is the live callable, for verification."""
 
     run: Callable[..., Any]
@@ -39,15 +39,15 @@ class CompiledProgram(Struct, frozen=True):
     """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; empty without `keep_halves`."""
 
 
-def compile_program(
-    program: Program,
+def compile_rebuilt(
+    rebuilt: RebuiltGraph,
     request: schema.GraphRequest,
     *,
     threads: int,
     progress: Callable[[compiles.Stage, str], None],
     search: CompileSearch | None = None,
     keep_halves: bool = False,
-) -> CompiledProgram:
+) -> CompiledGraph:
     """Compile forward and backward.
 
     threads: parallel g++ and Triton compilers. search: chooses among an operator's candidates; without it Inductor
@@ -76,13 +76,13 @@ def compile_program(
                 selector_cache.choosing_algorithms(chosen, expected_candidate=search.expected_candidate)
             )
             stack.enter_context(padding_candidates.choosing_padding(chosen))
-        stack.enter_context(tracing.tracing_context(program.fake_mode))
+        stack.enter_context(tracing.tracing_context(rebuilt.fake_mode))
         stack.enter_context(apply_ambient(request.ambient))
         options = options_of(request, threads)
         try:
             run = compile_fx.compile_graph(
-                program.gm,
-                program.inputs,
+                rebuilt.gm,
+                rebuilt.inputs,
                 options,
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
                 kept=halves if keep_halves else None,
@@ -95,13 +95,13 @@ def compile_program(
             specialized = backend_interface.symbols_to_specialize(error) or ()
             positions = [
                 position
-                for position, number in program.numbers.items()
+                for position, number in rebuilt.numbers.items()
                 if symbolic_shapes.symfloat_name(number) in specialized
             ]
             if positions:
                 raise SpecializeInputs.at(positions) from None
             raise _failure(error) from error
-    return CompiledProgram(run, bundle, building, guards_of(program, request.relations), halves)
+    return CompiledGraph(run, bundle, building, guards_of(rebuilt, request.relations), halves)
 
 
 def _failure(error: Exception) -> RelayError:
@@ -123,21 +123,21 @@ def _failure(error: Exception) -> RelayError:
     return CompileFailed(f"{type(error).__name__}: {error}")
 
 
-def guards_of(program: Program, known: Collection[str]) -> list[str]:
+def guards_of(rebuilt: RebuiltGraph, known: Collection[str]) -> list[str]:
     """The compile's assumptions on symbolic sizes that are not in `known`, as expressions over the request's symbols.
 
     Guards over data-dependent symbols, which the compile itself made, are left out: they concern no input.
     """
-    env = symbolic_shapes.shape_env_of(program.fake_mode)
-    if env is None or not (program.symbols or program.numbers):
+    env = symbolic_shapes.shape_env_of(rebuilt.fake_mode)
+    if env is None or not (rebuilt.symbols or rebuilt.numbers):
         return []
     symbols: dict[sympy.Symbol, str] = {
         symbol: name
-        for name, value in program.symbols.items()
+        for name, value in rebuilt.symbols.items()
         if (symbol := symbolic_shapes.sym_symbol(value)) is not None
     }
     found: list[str] = []
-    numbers = {symbolic_shapes.symfloat_name(number) for number in program.numbers.values()}
+    numbers = {symbolic_shapes.symfloat_name(number) for number in rebuilt.numbers.values()}
     for guard in symbolic_shapes.guard_expressions(env):
         if numbers & {symbol.name for symbol in guard.free_symbols}:
             raise Unsupported(f"the compile assumes {guard} of a symbolic Python number")
@@ -148,7 +148,7 @@ def guards_of(program: Program, known: Collection[str]) -> list[str]:
     return found
 
 
-def encode_libraries(compiled: CompiledProgram) -> tuple[bytes, dict[str, bytes]]:
+def encode_libraries(compiled: CompiledGraph) -> tuple[bytes, dict[str, bytes]]:
     """The libraries' index member, and one member for each library. Waits until all are built.
 
     Raises CompileFailed with the C++ compiler's message, or CompileKilled if the compiler could not work.

@@ -39,8 +39,7 @@ from ..torch_internals.triton import caches as triton_caches
 from ..torch_internals.triton import compile_workers, winners
 from ..torch_internals.triton import kernels as triton_kernels
 from ..tuning import queries
-from . import inductor, outcomes, verify, warm_up
-from . import program as pipeline_program
+from . import inductor, outcomes, rebuilt_graph, verify, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ def _needs(request: schema.GraphRequest, libraries: Iterable[bytes]) -> dict[str
 
 def _verified(
     request: schema.GraphRequest,
-    compiled: inductor.CompiledProgram,
+    compiled: inductor.CompiledGraph,
     settings: verify.VerifySettings,
     clock: _StageClock,
 ) -> artifact_manifest.Verification:
@@ -207,26 +206,26 @@ def _compiled(
     search: in_compile.CompileSearch,
     threads: int,
     clock: _StageClock,
-) -> inductor.CompiledProgram:
+) -> inductor.CompiledGraph:
     """Compile, again where the first try does not give the result.
 
     A dry run is followed by a lowering that has the winners of the problems it found. If Inductor cannot generate a
     template that won, the graph is lowered once more with PyTorch's own kernels.
     """
     while True:
-        program = pipeline_program.rebuild(request)
-        own_kernels.choose(program.gm)
+        rebuilt = rebuilt_graph.rebuild(request)
+        own_kernels.choose(rebuilt.gm)
         search.begin()
         again = ""
         try:
             with naming.restoring_graph_counters():
-                return inductor.compile_program(
-                    program,
+                return inductor.compile_rebuilt(
+                    rebuilt,
                     request,
                     threads=threads,
                     progress=clock.enter,
                     search=search,
-                    keep_halves=bool(outcomes.random_node(program.gm)),
+                    keep_halves=bool(outcomes.random_node(rebuilt.gm)),
                 )
         except dry_run.DryRunFinished:
             search.finish_dry_run()

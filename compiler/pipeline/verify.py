@@ -34,7 +34,7 @@ from ..graph import ambient
 from ..request import schema
 from ..search.numerics import fill, memory_of, rounded_share
 from ..torch_internals.inductor import compiled_graphs
-from . import block_masks, integer_inputs, outcomes, philox, program, random_replay
+from . import block_masks, integer_inputs, outcomes, philox, random_replay, rebuilt_graph
 from .integer_inputs import IntegerFacts
 
 _NONE = IntegerFacts()
@@ -82,7 +82,7 @@ def verify(
         return skipped(runnable)
     if need > (limit := settings.limit(request.target.kind)):
         return skipped(f"inputs need {need} bytes, limit {limit}")
-    gm = program.decode_request(request, symbols)
+    gm = rebuilt_graph.decode_request(request, symbols)
     try:
         facts = _integer_facts(request, gm, symbols) if _needs_facts(request, gm) else None
     except integer_inputs.CannotDraw as error:
@@ -211,8 +211,8 @@ def _input_bytes(request: schema.GraphRequest, symbols: dict[str, int]) -> int:
     alone, shared = 0, {}
     for spec in request.inputs:
         if isinstance(spec, schema.TensorInput):
-            elements = math.prod(int(program.size_value(s, symbols)) for s in spec.shape)
-            storage = int(program.size_value(spec.storage_bytes, symbols))
+            elements = math.prod(int(rebuilt_graph.size_value(s, symbols)) for s in spec.shape)
+            storage = int(rebuilt_graph.size_value(spec.storage_bytes, symbols))
             if spec.storage >= 0:
                 shared[spec.storage] = storage
             else:
@@ -248,7 +248,7 @@ def random_inputs(
             memory.copy_(memory * (1 + step * (drawn * 2 - 1)))
         return value.double() if exact and value.dtype.is_floating_point else value
 
-    inputs = program.make_inputs(request, symbols, make)
+    inputs = rebuilt_graph.make_inputs(request, symbols, make)
     for position, integers in facts.ranges.items():
         _draw_integers(position, inputs[position], integers)
     for position, value in facts.derived.items():

@@ -21,8 +21,7 @@ from ..torch_internals.cpp import kernel_libraries
 from ..torch_internals.dynamo import symbolic_shapes, tracing
 from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.inductor import naming
-from . import inductor
-from . import program as pipeline_program
+from . import inductor, rebuilt_graph
 
 
 @devices.without_fake_gpus()
@@ -46,7 +45,7 @@ def warm_up(folder: Path) -> None:
     gm = torch.fx.symbolic_trace(_step)
     placeholders = gm.graph.find_nodes(op="placeholder")
     tracing.attach_dynamo_metadata(gm, list(zip(placeholders, inputs, [""] * 7, strict=True)))
-    program = pipeline_program.Program(gm, inputs, fake_mode, {}, {})
+    rebuilt = rebuilt_graph.RebuiltGraph(gm, inputs, fake_mode, {}, {})
     with (
         tempfile.TemporaryDirectory(prefix="relay-", dir=folder) as caches,
         patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=caches),
@@ -54,7 +53,7 @@ def warm_up(folder: Path) -> None:
         naming.restoring_graph_counters(),
         torch.random.fork_rng(devices=[]),
     ):
-        inductor.compile_program(program, _request(), threads=1, progress=lambda stage, detail: None)
+        inductor.compile_rebuilt(rebuilt, _request(), threads=1, progress=lambda stage, detail: None)
 
 
 def _step(tokens: Any, table: Any, scale: Any, shift: Any, weight: Any, bias: Any, head: Any) -> Any:
@@ -69,7 +68,7 @@ def _step(tokens: Any, table: Any, scale: Any, shift: Any, weight: Any, bias: An
 
 
 def _request() -> schema.GraphRequest:
-    """What compile_program reads of a request besides its graph: this machine's target, and defaults."""
+    """What compile_rebuilt reads of a request besides its graph: this machine's target, and defaults."""
     return schema.GraphRequest(
         schema=schema.SCHEMA,
         graph=schema.Graph(nodes=[]),

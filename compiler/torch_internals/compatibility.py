@@ -145,9 +145,8 @@ torch._inductor.codegen.wrapper: PythonWrapperCodegen.next_kernel_suffix = ()
 torch._inductor.compile_fx: _graph_counter;
     compile_fx (model_, example_inputs_, *, inner_compile, config_patches); compile_fx_inner (gm, example_inputs)
 torch._inductor.config: compile_threads; deterministic; patch; worker_start_method
-torch._inductor.cpp_builder: _get_optimization_cflags; CppBuilder (name, sources, BuildOption);
-    CppBuilder.get_command_line (); CppTorchDeviceOptions (*, vec_isa, device_type)
-torch._inductor.cpu_vec_isa: VecAVX512; VecISA.check_build = (code); pick_vec_isa (); supported_vec_isa_list;
+torch._inductor.cpp_builder: _get_optimization_cflags
+torch._inductor.cpu_vec_isa: VecAVX512; VecISA.check_build = (code); supported_vec_isa_list;
     valid_vec_isa_list = ()
 torch._inductor.decomposition: decompositions; select_decomp_table ()
 torch._inductor.dtype_propagation: DtypePropagationOpsHandler.__init__ = ()
@@ -157,8 +156,7 @@ torch._inductor.fx_passes.pad_mm: _should_pad = (match, mat1, mat2, op, input);
     set_cached_base_mm_benchmark_time = (key, value); set_cached_should_pad = (key, value);
     should_exclude_padding_time = (match, arg_name)
 torch._inductor.graph: GraphLowering (gm, *, example_inputs, is_inference, layout_opt);
-    GraphLowering.codegen (); .codegen_with_cpp_wrapper (); .compile_to_module = (); .constants; .cpp_wrapper;
-    .graph_outputs; _post_grad_graph_counter since 2.13
+    GraphLowering.compile_to_module = (); .constants; .graph_outputs; _post_grad_graph_counter since 2.13
 torch._inductor.ir: Buffer (*, name, layout); IRNode.has_tensor_output (); Layout
 torch._inductor.kernel.mm_plus_mm: tuned_mm_plus_mm (mat1, mat2, mat3, mat4)
 torch._inductor.lowering: lowerings

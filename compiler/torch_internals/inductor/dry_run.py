@@ -1,18 +1,14 @@
-"""Lower a graph and build no kernel: to learn what must be searched before a compile, or to read the code that
-Inductor generates."""
+"""Lower a graph and build no kernel, to learn what must be searched before a compile."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
-
 from ..patching import patched
-from .config import aot_config, inductor_config
 
 
 class DryRunControl(Protocol):
@@ -86,49 +82,3 @@ def forward_not_compiled(inputs: Any) -> Any:
 
 
 forward_not_compiled._boxed_call = True  # type: ignore[attr-defined]
-
-
-def generated_source(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]) -> str:
-    """The Python and C++ that torch._inductor.compile_fx.compile_fx generates for a graph, forward and backward, after
-    the C++ compiler's command. patches: entries of torch._inductor.config for this compile.
-
-    `gm` may be changed. Neither Inductor's caches nor a C++ compiler are used.
-    """
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.utils import set_tracing_context_output_strides
-
-    sources: list[str] = []
-
-    def compile_to_module(self: Any) -> Any:
-        code, _ = self.codegen_with_cpp_wrapper() if self.cpp_wrapper else self.codegen()
-        sources.append(code.value)
-        raise _LoweringStopped(self)
-
-    @functools.wraps(compile_fx_inner)
-    def generate_only(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-        if not sources:
-            sources.append(_compiler_command())
-        try:
-            return compile_fx_inner(gm, inputs, **kwargs)
-        except _LoweringStopped as stopped:
-            strides: Any = types.SimpleNamespace(output_strides=_output_strides(stopped.lowering))
-            set_tracing_context_output_strides(inputs, strides)
-            return forward_not_compiled
-
-    with (
-        patched(GraphLowering, "compile_to_module", compile_to_module),
-        inductor_config({"force_disable_caches": True, "compile_threads": 1}),
-        aot_config({"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}),
-    ):
-        compile_fx(gm, list(inputs), inner_compile=generate_only, config_patches=dict(patches))
-    return "\n".join(sources)
-
-
-def _compiler_command() -> str:
-    """How this configuration compiles C++ kernels (torch._inductor.cpp_builder)."""
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu")
-    return str(CppBuilder(name="kernel", sources="source", BuildOption=options).get_command_line())

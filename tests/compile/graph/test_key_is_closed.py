@@ -113,7 +113,7 @@ def test_an_annotation_changes_the_key_or_is_refused_by_its_name() -> None:
 
 def test_a_node_that_is_to_run_eagerly_is_one_on_the_worker() -> None:
     from torchrelay.compiler.graph import encode
-    from torchrelay.compiler.pipeline import program as programs
+    from torchrelay.compiler.pipeline import rebuilt_graph
 
     def inner(x: torch.Tensor) -> torch.Tensor:
         with torch.fx.traceback.annotate({"fallback_to_eager": True}):
@@ -132,7 +132,7 @@ def test_a_node_that_is_to_run_eagerly_is_one_on_the_worker() -> None:
     torch.compile(outer, backend=backend)(torch.ones(4, requires_grad=True))
     assert len(requests[0].eager) == 3  # the subgraph's input, cos and the sum
     assert all(len(path) == 2 for path in requests[0].eager), "they are in the checkpoint's subgraph"
-    assert encode.encode_graph(programs.rebuild(requests[0]).gm).eager == requests[0].eager
+    assert encode.encode_graph(rebuilt_graph.rebuild(requests[0]).gm).eager == requests[0].eager
 
 
 def test_inputs_change_the_key() -> None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.compiler.errors import Unsupported
 from torchrelay.compiler.graph.capture import capture
-from torchrelay.compiler.pipeline import program, verify
+from torchrelay.compiler.pipeline import rebuilt_graph, verify
 from torchrelay.compiler.request import codec, key, schema, validate
 
 Inputs = tuple[torch.Tensor, ...]
@@ -139,7 +139,7 @@ def captured(
 def test_the_worker_has_fake_inputs_that_share_memory_as_the_clients_do(make: Callable[[], Inputs]) -> None:
     request, values = captured(lambda *x: [each * 2 for each in x], make())
     assert len({fact[1] for fact in facts(values)}) == 1, "they share memory here"
-    assert facts(program.rebuild(request).inputs) == facts(values)
+    assert facts(rebuilt_graph.rebuild(request).inputs) == facts(values)
 
 
 @sharing
@@ -156,7 +156,7 @@ def test_a_compiled_graph_is_verified_with_inputs_that_share_memory_as_the_clien
 def test_views_of_symbolic_sizes_share_memory_as_on_the_client() -> None:
     inputs = of(lambda: counted(5, 4), itself, lambda x: x[1:])
     request, _ = captured(lambda x, y: (x * 2, y * 2), inputs(), dynamic=True)
-    rebuilt = program.rebuild(request).inputs
+    rebuilt = rebuilt_graph.rebuild(request).inputs
     x, y = [each for each in rebuilt if isinstance(each, torch.Tensor)]
     assert request.symbols and y._base is x
     assert x.untyped_storage()._cdata == y.untyped_storage()._cdata

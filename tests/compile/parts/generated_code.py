@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ from msgspec import Struct
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import key
-from torchrelay.compiler.torch_internals.inductor import config
+from torchrelay.compiler.torch_internals import patching
+from torchrelay.compiler.torch_internals.inductor import config, dry_run
 from torchrelay.compiler.torch_internals.inductor.compiled_graphs import copy_graph
-from torchrelay.compiler.torch_internals.inductor.dry_run import generated_source
 
 
 class Seen(Struct, frozen=True):
@@ -66,6 +67,46 @@ def see(
     torch._dynamo.reset()
     torch.compile(program, backend=backend, dynamic=dynamic)(*inputs)
     return Seen(tuple(keys), tuple(generated))
+
+
+def generated_source(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]) -> str:
+    """The Python and C++ that Inductor generates for a graph, forward and backward, after the C++ compiler's command.
+    `gm` may be changed. Neither Inductor's caches nor a C++ compiler are used."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.graph import GraphLowering
+
+    sources: list[str] = []
+    always: Any = types.SimpleNamespace(in_dry_run=True, report_problems=lambda: None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.inductor_config({"force_disable_caches": True, "compile_threads": 1}))
+        lazily = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
+        stack.enter_context(config.aot_config(lazily))
+        lower = stack.enter_context(dry_run.stop_after_lowering(compile_fx_inner, always))
+        stop = GraphLowering.compile_to_module
+
+        def compile_to_module(self: Any) -> Any:
+            code, _ = self.codegen_with_cpp_wrapper() if self.cpp_wrapper else self.codegen()
+            sources.append(code.value)
+            return stop(self)
+
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            if not sources:
+                sources.append(_compiler_command())
+            return lower(*args, **kwargs)
+
+        stack.enter_context(patching.patched(GraphLowering, "compile_to_module", compile_to_module))
+        stack.enter_context(contextlib.suppress(dry_run.DryRunFinished))
+        compile_fx(gm, list(inputs), inner_compile=generate, config_patches=dict(patches))
+    return "\n".join(sources)
+
+
+def _compiler_command() -> str:
+    """How this configuration compiles C++ kernels."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu")
+    return str(CppBuilder(name="kernel", sources="source", BuildOption=options).get_command_line())
 
 
 def without_comments(source: str) -> str:

@@ -21,7 +21,7 @@ from torchrelay.compiler import decoding
 from torchrelay.compiler.api.tuning import kernels
 from torchrelay.compiler.errors import TuningUnknown
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
-from torchrelay.compiler.pipeline import program as pipeline_program
+from torchrelay.compiler.pipeline import rebuilt_graph
 from torchrelay.compiler.process.forked_process import CleanForkServer
 from torchrelay.compiler.request import allowed_names, schema, triton_source
 from torchrelay.compiler.search import ranking, user_kernel_benchmark
@@ -132,9 +132,9 @@ def searched(
             during=lambda problem: contextlib.nullcontext(),
         )
         for _ in range(times):  # as where a compile begins anew
-            program = pipeline_program.rebuild(request)
-            search.choose(program.gm)
-    (node,) = (node for node in program.gm.graph.nodes if "kernel_idx" in node.kwargs)
+            rebuilt = rebuilt_graph.rebuild(request)
+            search.choose(rebuilt.gm)
+    (node,) = (node for node in rebuilt.gm.graph.nodes if "kernel_idx" in node.kwargs)
     kernel = user_kernel(node.kwargs["kernel_idx"])
     found = team.found[-1] if team.found else None
     return {

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch._inductor.codegen.cpp import stride_at_vec_range
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torchrelay.compiler.graph.capture import capture
-from torchrelay.compiler.pipeline import inductor
-from torchrelay.compiler.pipeline import program as pipeline_program
+from torchrelay.compiler.pipeline import inductor, rebuilt_graph
 from torchrelay.compiler.request import codec, schema
 from torchrelay.compiler.torch_internals.inductor import lowering_speed
 from torchrelay.compiler.torch_internals.triton import caches
@@ -149,7 +148,7 @@ def test_two_compiles_in_one_folder_are_two(tmp_path: Path, monkeypatch: pytest.
 
         torch._dynamo.reset()
         expected = torch.compile(program, backend=backend)(x)
-        compiled = inductor.compile_program(
-            pipeline_program.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None
+        compiled = inductor.compile_rebuilt(
+            rebuilt_graph.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None
         )
         torch.testing.assert_close(tuple(compiled.run(x)), expected)

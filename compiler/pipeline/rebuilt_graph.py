@@ -24,7 +24,7 @@ from ..torch_internals.dynamo.types import FakeTensorMode, ShapeEnv
 MakeTensor = Callable[[schema.TensorInput, list[Any], list[Any]], torch.Tensor]
 
 
-class Program(Struct, frozen=True):
+class RebuiltGraph(Struct, frozen=True):
     """A graph ready to be compiled. `symbols`: canonical name -> torch.SymInt of `fake_mode`'s shape environment."""
 
     gm: torch.fx.GraphModule
@@ -35,8 +35,8 @@ class Program(Struct, frozen=True):
     """Input position -> torch.SymFloat, for inputs that stand for a Python float."""
 
 
-def rebuild(request: schema.GraphRequest) -> Program:
-    """Rebuild the client's program on fake tensors. Raises MalformedRequest if the inputs contradict each other."""
+def rebuild(request: schema.GraphRequest) -> RebuiltGraph:
+    """Rebuild the client's graph on fake tensors. Raises MalformedRequest if the inputs contradict each other."""
     env = symbolic_shapes.new_shape_env()
     fake_mode = fake_tensors.new_fake_mode(env)
     symbols: dict[str, Any] = {
@@ -56,7 +56,7 @@ def rebuild(request: schema.GraphRequest) -> Program:
     _describe(gm, request, inputs)
     with apply_ambient(request.ambient):
         _propagate(gm, fake_inputs(request, fake_mode, symbols, numbers), fake_mode, env)
-    return Program(gm, inputs, fake_mode, symbols, numbers)
+    return RebuiltGraph(gm, inputs, fake_mode, symbols, numbers)
 
 
 def decode_request(request: schema.GraphRequest, symbols: Mapping[str, Any]) -> torch.fx.GraphModule:
