@@ -160,7 +160,7 @@ def _private(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary_file(target: Path) -> Iterator[Path]:
-    """In `target`'s folder; removed afterwards unless it was moved."""
+    """A file in `target`'s folder; removed afterwards unless it was moved."""
     handle, name = tempfile.mkstemp(prefix=".", dir=target.parent)
     os.close(handle)
     try:

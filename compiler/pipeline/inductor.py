@@ -86,7 +86,7 @@ def compile_rebuilt(
                 options,
                 on_lowering=lambda backward: progress("inductor", "backward" if backward else "forward"),
                 kept=halves if keep_halves else None,
-                scout=search,
+                control=search,
             )
             bundle = compile_fx.serialize(run)
         except TypeError as error:

@@ -27,7 +27,7 @@ NARROW: Range = (0, 2)
 _WIDE = 1 << 15
 _MAX_RUNS = 64
 _LAST_RUNS = 8
-"""Of them with 0 and 1 only."""
+"""So many of the last runs draw 0 and 1 only."""
 
 
 class IntegerFacts(Struct, frozen=True):
@@ -127,7 +127,7 @@ class _Watch:
         self._indices = indices
         self._derived = derived
         self._known: dict[int, tuple[torch.Tensor, frozenset[int], bool]] = {}
-        """By address of the memory: a tensor that keeps it, the inputs it was computed from, whether by floats."""
+        """By a memory's address: a tensor that keeps it, the inputs it was computed from, whether by floats."""
         for position, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and not _has_rounding(value):
                 self._note(value, frozenset([position] if position in ranges else []), False)
@@ -220,14 +220,14 @@ class _Watch:
         raise _RangeChanged
 
 
-def _is_same(given: Any, tensor: torch.Tensor) -> bool:
-    if not isinstance(given, torch.Tensor) or (given.dtype, given.shape) != (tensor.dtype, tensor.shape):
+def _is_same(value: Any, tensor: torch.Tensor) -> bool:
+    if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
         return False
-    return given.data_ptr() == tensor.data_ptr() and given.stride() == tensor.stride()
+    return value.data_ptr() == tensor.data_ptr() and value.stride() == tensor.stride()
 
 
 def _address(value: torch.Tensor) -> int:
-    """Of the memory; 0 for all tensors that may have none of their own, such as DTensors."""
+    """The memory's address; 0 for all tensors that may have none of their own, such as DTensors."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return 0
     return value.untyped_storage().data_ptr()

@@ -73,19 +73,19 @@ class Replay:
         after.put_back()
         return outputs
 
-    def _judge_by_any(self, references: list[_Reference], outputs: list[Any], given: list[Any]) -> None:
+    def _judge_by_any(self, references: list[_Reference], outputs: list[Any], inputs: list[Any]) -> None:
         first, *others = references
         try:
-            self._judge(first, outputs, given)
+            self._judge(first, outputs, inputs)
         except VerifyFailed:
             if not others:
                 raise
             others[0].run()
-            self._judge_by_any(others, outputs, given)
+            self._judge_by_any(others, outputs, inputs)
 
-    def _judge(self, reference: _Reference, outputs: list[Any], given: list[Any]) -> None:
+    def _judge(self, reference: _Reference, outputs: list[Any], inputs: list[Any]) -> None:
         changed = reference.changed
-        have = outputs + [given[position] for position in changed]
+        have = outputs + [inputs[position] for position in changed]
         names = [f"output {p}" for p in range(len(outputs))]
         names += [f"input {p} after the call" for p in changed]
         scale = max((_magnitude(value) for value in reference.values), default=0.0)
@@ -262,7 +262,7 @@ def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:
 
 
 def _rounded_outputs(gm: torch.fx.GraphModule) -> list[bool]:
-    """For each output, whether a float or an unknown value is among what it is computed from."""
+    """Says of each output whether a float or an unknown value is among what it is computed from."""
     rounded: dict[torch.fx.Node, bool] = {}
     for node in gm.graph.nodes:
         value = node.meta.get("val")

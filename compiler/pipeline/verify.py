@@ -267,9 +267,9 @@ def _run(
 ) -> outcomes.Outcome:
     inputs = random_inputs(request, symbols, facts, nudge, exact)
 
-    def call(*given: Any) -> Any:  # its gradients are taken outside
+    def call(*args: Any) -> Any:  # its gradients are taken outside
         with ambient.apply_ambient(request.ambient):
-            return function(*given)
+            return function(*args)
 
     return outcomes.outcome_of(call, inputs)
 

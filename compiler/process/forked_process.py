@@ -91,7 +91,7 @@ ForkedWork = Callable[[bytes, SendMessage], None]
 
 
 class CleanForkServer:
-    """Runs `work(order, send)` in forks of this process as it is at `with`; ends all of them after the block.
+    """Runs `work(task, send)` in forks of this process as it is at `with`; ends all of them after the block.
 
     CUDA cannot be used in a fork of a process that has used it, and a kernel that hangs or faults ends its process's
     use of the GPU. So a process that must try such kernels starts this server before it uses the GPU.
@@ -108,10 +108,10 @@ class CleanForkServer:
     def __exit__(self, *error: object) -> None:
         self._server.close()
 
-    def run(self, order: bytes, timeout: Callable[[], float]) -> Iterator[bytes]:
+    def run(self, task: bytes, timeout: Callable[[], float]) -> Iterator[bytes]:
         """The messages of a new fork, until its work is done. timeout(): the longest wait for the next message. Raises
         ForkedProcessLost."""
-        self._server.send(order)
+        self._server.send(task)
         pid = int.from_bytes(self._server.receive(_FORK_SECONDS)[1:], "little")
         ended = done = False
         try:
@@ -132,11 +132,11 @@ class CleanForkServer:
             raise ForkedProcessLost("its process ended")
 
     def _serve(self, server: ForkedProcess) -> None:
-        """In the server: make a fork for each order, and forward its messages and its end."""
+        """Make a fork for each task, in the server, and forward its messages and its end."""
         with contextlib.suppress(ForkedProcessLost):  # the process that uses the server has ended
             while True:
-                order = server.receive()
-                fork = ForkedProcess.running(lambda fork: self._once(order, fork, server))  # noqa: B023 (it runs at once)
+                task = server.receive()
+                fork = ForkedProcess.running(lambda fork: self._once(task, fork, server))  # noqa: B023 (it runs at once)
                 server.send(_BEGUN + fork.pid.to_bytes(8, "little"))
                 with contextlib.suppress(ForkedProcessLost):
                     while True:
@@ -144,7 +144,7 @@ class CleanForkServer:
                 fork.close()
                 server.send(_ENDED)
 
-    def _once(self, order: bytes, fork: ForkedProcess, server: ForkedProcess) -> None:
+    def _once(self, task: bytes, fork: ForkedProcess, server: ForkedProcess) -> None:
         server.disconnect()
-        self._work(order, lambda message: fork.send(_SENT + message))
+        self._work(task, lambda message: fork.send(_SENT + message))
         fork.send(_DONE)

@@ -67,18 +67,18 @@ def own_folder(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def new_folder(place: Path, prefix: str) -> tuple[Path, int]:
+def new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
     """A new folder in `place`, and the file descriptor of its lock, which holds as long as any process has it open.
 
     Also removes folders with the same prefix that a crash left behind: their locks are free. Raises OSError.
     """
-    for left in place.glob(f"{prefix}*"):
+    for left in parent.glob(f"{prefix}*"):
         lock = _locked(left)
         if lock is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         lock = _locked(folder)
         # otherwise another process removed it as abandoned, between the two calls
         if lock is not None and folder.exists():

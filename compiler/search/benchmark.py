@@ -37,7 +37,7 @@ UNDISTURBED = 0.01
 share of its time; otherwise the least disturbed one counts. Other work takes processors away for milliseconds."""
 
 MAX_FORKED_BYTES = 8 << 30
-"""Of all forks together: a job's memory limit counts shared pages in each of them."""
+"""Limit for all forks together: a job's memory limit counts shared pages in each of them."""
 
 _NUMBER = struct.Struct("d")
 _CACHE_BYTES = (1 << 20, 32 << 20, 128 << 20)
@@ -127,9 +127,9 @@ class ForkedCpuRunner:
         self._running[candidate] = process
         return None if self._reference is None else float(error_share)
 
-    def take(self, order: Sequence[int]) -> list[float | None]:
+    def take(self, candidates: Sequence[int]) -> list[float | None]:
         """One sample in milliseconds of each started candidate in `order`; None once a candidate has failed."""
-        return [self._sample(candidate) for candidate in order]
+        return [self._sample(candidate) for candidate in candidates]
 
     def _sample(self, candidate: int) -> float | None:
         process = self._running.get(candidate)
@@ -144,7 +144,7 @@ class ForkedCpuRunner:
         return float(milliseconds)
 
     def _run(self, candidate: int, fork: ForkedProcess) -> None:
-        """In a candidate's process: run it once, send its error, then send one sample for each message."""
+        """Serve one candidate in its process: run it once, send its error, then send one sample for each message."""
         torch.set_num_threads(self._threads)
         result = self._selection.run(candidate, lambda once: once())
         fork.send(_NUMBER.pack(error_of(result, self._reference) or 0.0))
@@ -211,7 +211,7 @@ class BufferRotation:
 
     MAX = 64
     SHARE = 0.1
-    """Of the free memory: limit of all copies together."""
+    """Share of the free memory: limit of all copies together."""
 
     def __init__(self) -> None:
         self._turns = 0
@@ -286,13 +286,13 @@ class InProcessRunner(abc.ABC):
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise CandidateFailed(text[:500]) from error
 
-    def take(self, order: Sequence[int]) -> list[float | None]:
+    def take(self, candidates: Sequence[int]) -> list[float | None]:
         copy = self._next_copy()
-        for candidate in sorted({*order}):
+        for candidate in sorted({*candidates}):
             self._bind(copy, candidate)
         times: list[float | None] = []
-        for begin in range(0, len(order), self._group):
-            group = order[begin : begin + self._group]
+        for begin in range(0, len(candidates), self._group):
+            group = candidates[begin : begin + self._group]
             self._before_group(group)
             times += self._take_group(copy, group)
         return times
@@ -414,8 +414,8 @@ def gpu_works() -> bool:
 def candidate_runner(
     selection: Candidates, threads: int
 ) -> tuple[ForkedCpuRunner | GpuRunner, CandidateAgreement | None]:
-    """For a prepared selection, to be used in a `with` block. threads: for kernels on a CPU. The second compares
-    candidates with one another, where none is PyTorch's own kernel, which a reference needs."""
+    """The runner for a prepared selection, to be used in a `with` block, and what compares candidates with one another
+    where none is PyTorch's own kernel, which a reference needs. threads: for kernels on a CPU."""
     reference = selection.reference()
     if selection.device == "cpu":
         return ForkedCpuRunner(selection, reference, threads), None

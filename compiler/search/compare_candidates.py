@@ -86,9 +86,9 @@ def compare_candidates(
                         agreement.disagreeing(), "differs from what most candidates compute"
                     )
 
-                def take(order: Sequence[int]) -> list[float | None]:
-                    with watchdog(benchmark.SAMPLE_SECONDS + 0.1 * len(order)):
-                        return runner.take(order)
+                def take(candidates: Sequence[int]) -> list[float | None]:
+                    with watchdog(benchmark.SAMPLE_SECONDS + 0.1 * len(candidates)):
+                        return runner.take(candidates)
 
                 ranking = search_ranking.rank(
                     take,

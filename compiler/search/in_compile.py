@@ -45,7 +45,7 @@ HOLD_SECONDS = 4.0
 _POLL_SECONDS = (0.1, 0.5)
 """Shortest and longest time from one query to the next without progress: not every service holds replies back."""
 _MAX_PROBLEMS = 256
-"""In one SearchRequest."""
+"""Limit for one SearchRequest."""
 
 
 class StageClock(Protocol):
@@ -111,7 +111,7 @@ class CompileSearch:
         return len(self._entries.keys() - self._measured_for_this)
 
     def measurements(self) -> list[manifest.Measurement]:
-        """For the manifest: each problem of the graph with its winner."""
+        """Each problem of the graph with its winner, for the manifest."""
         measurements = []
         for problem, entry in self._entries.items():
             if not self._uses[problem]:  # only a dry run met it

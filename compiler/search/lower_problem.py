@@ -67,12 +67,12 @@ class _Operator(Struct, frozen=True):
 
     @property
     def names(self) -> set[str]:
-        """Of the arguments that a problem's settings may have."""
+        """Names of the arguments that a problem's settings may have."""
         return {*self.arguments, *(["out_dtype"] if self.widened else [])}
 
-    def call(self, nodes: Sequence[Any], given: Arguments) -> lower_operator.OperatorCall:
+    def call(self, nodes: Sequence[Any], arguments: Arguments) -> lower_operator.OperatorCall:
         named = {
-            name: default if given.get(name) is None else given[name]
+            name: default if arguments.get(name) is None else arguments[name]
             for name, default in self.arguments.items()
         }
         if self.optional:
@@ -80,8 +80,8 @@ class _Operator(Struct, frozen=True):
         operands = tuple(nodes[: self.operands])
         if self.target is aten.convolution.default:  # Inductor reads its arguments by position
             return self.target, (*operands, *named.values()), {}
-        if self.widened is not None and given.get("out_dtype") is not None:
-            return self.widened, (*operands, given["out_dtype"]), {}
+        if self.widened is not None and arguments.get("out_dtype") is not None:
+            return self.widened, (*operands, arguments["out_dtype"]), {}
         return self.target, operands, named
 
 

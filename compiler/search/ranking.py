@@ -162,9 +162,12 @@ def _orders(name: str, candidates: set[int], first: int, rounds: int) -> list[in
 
 
 def _sort_in(
-    samples: dict[int, list[float]], order: Sequence[int], times: Sequence[float | None], failed: set[int]
+    samples: dict[int, list[float]],
+    candidates: Sequence[int],
+    times: Sequence[float | None],
+    failed: set[int],
 ) -> None:
-    for candidate, milliseconds in zip(order, times, strict=True):
+    for candidate, milliseconds in zip(candidates, times, strict=True):
         if milliseconds is None:
             failed.add(candidate)
         else:

@@ -53,7 +53,7 @@ _RETRY_SECONDS = 2.0
 
 
 def serve(
-    order: SearchJobSpec,
+    spec: SearchJobSpec,
     ask: queries.SendQuery,
     *,
     workdir: Path,
@@ -66,16 +66,16 @@ def serve(
     Raises Unavailable if the service does not answer for long. The process ends if a candidate hangs or breaks the
     device.
     """
-    with open_task_executor(order, workdir=workdir, kernels=kernels, settings=settings) as executor:
+    with open_task_executor(spec, workdir=workdir, kernels=kernels, settings=settings) as executor:
         # On a CPU with no processor to spare, builds would disturb measurements.
-        spare = len(os.sched_getaffinity(0)) > order.threads
-        max_held = TASKS_HELD if order.target.kind == "cuda" or spare else 1
+        spare = len(os.sched_getaffinity(0)) > spec.threads
+        max_held = TASKS_HELD if spec.target.kind == "cuda" or spare else 1
         SearchWorker(ask, executor, max_held=max_held, progress=progress).run()
 
 
 @contextlib.contextmanager
 def open_task_executor(
-    order: SearchJobSpec,
+    spec: SearchJobSpec,
     *,
     workdir: Path,
     kernels: KernelExchange | None = None,
@@ -86,9 +86,9 @@ def open_task_executor(
     workdir: a folder of this job alone. kernels: the store of built kernels; searches on one CPU that share it take
     turns.
     """
-    device = order.target.kind
+    device = spec.target.kind
     processors = len(os.sched_getaffinity(0))
-    cpu = order.target.cpu
+    cpu = spec.target.cpu
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
         "TRITON_CACHE_DIR": str(workdir / "triton"),
@@ -105,15 +105,15 @@ def open_task_executor(
                 cpu_isa.vector_sets(cpu), cpu_isa.compiler_flags(cpu), "avx512_bf16" in cpu
             )
         )
-        options = configuration.search_options(order.toolchain.torch, order.threads, processors)
+        options = configuration.search_options(spec.toolchain.torch, spec.threads, processors)
         stack.enter_context(config.inductor_config(options))
-        if order.threads and torch.get_num_threads() != order.threads:
-            torch.set_num_threads(order.threads)
+        if spec.threads and torch.get_num_threads() != spec.threads:
+            torch.set_num_threads(spec.threads)
         shared = None if kernels is None else kernels.store
         yield TaskExecutor(
             device,
-            device_environment(order.toolchain, order.target, device, order.threads),
-            threads=order.threads,
+            device_environment(spec.toolchain, spec.target, device, spec.threads),
+            threads=spec.threads,
             lock_folder=(lambda: shared) if device == "cpu" else device_lock.gpu_lock_folder,
             settings=settings,
         )
@@ -151,27 +151,27 @@ class SearchWorker:
         self._over = False
         self._next_request = -math.inf
         """After an empty answer, no more tasks are requested before this time, as long as any is held."""
-        self._held: list[_PreparedTask] = []
+        self._prepared: list[_PreparedTask] = []
 
     def run(self) -> None:
         self._executor.warm_up()
-        while not self._over or self._held:
+        while not self._over or self._prepared:
             self._take_tasks()
-            if not self._held:
+            if not self._prepared:
                 continue
-            built = next((held for held in self._held if not held.builds.left()), None)
+            built = next((held for held in self._prepared if not held.builds.left()), None)
             if built is not None:
-                self._held.remove(built)
+                self._prepared.remove(built)
                 self._measure(built)
                 self._next_request = -math.inf
             else:
                 since = time.monotonic()
-                self._executor.wait_for_build([held.builds for held in self._held], REQUEST_SECONDS)
-                self._held[0].seconds += time.monotonic() - since
+                self._executor.wait_for_build([held.builds for held in self._prepared], REQUEST_SECONDS)
+                self._prepared[0].seconds += time.monotonic() - since
 
     def _take_tasks(self) -> None:
-        while not self._over and len(self._held) < self._max_held:
-            if self._held and time.monotonic() < self._next_request:
+        while not self._over and len(self._prepared) < self._max_held:
+            if self._prepared and time.monotonic() < self._next_request:
                 return
             batch = self._request_tasks()
             self._over = batch.over or self._queries >= MAX_QUERIES
@@ -185,10 +185,10 @@ class SearchWorker:
         until = time.monotonic() + UNAVAILABLE_SECONDS
         while True:
             try:
-                reply = self._send(queries.TaskRequest(self._executor.environment, len(self._held)))
+                reply = self._send(queries.TaskRequest(self._executor.environment, len(self._prepared)))
                 return reply if isinstance(reply, queries.TaskBatch) else queries.TaskBatch([])
             except Unavailable:
-                if self._held:  # these can be searched meanwhile
+                if self._prepared:  # these can be searched meanwhile
                     return queries.TaskBatch([])
                 if time.monotonic() > until:
                     raise
@@ -211,7 +211,7 @@ class SearchWorker:
         except Exception as error:
             self._report_error(task, error)
         else:
-            self._held.append(_PreparedTask(task, selection, builds, time.monotonic() - since))
+            self._prepared.append(_PreparedTask(task, selection, builds, time.monotonic() - since))
 
     def _is_known(self, task: TuningTask, selection: Candidates) -> bool:
         """Whether the completed problem has a winner already; if so, report it as the result."""
@@ -227,9 +227,9 @@ class SearchWorker:
                 return True
         return False
 
-    def _measure(self, held: _PreparedTask) -> None:
-        task = held.task
-        self._progress("autotune", held.selection.problem.text()[:500])
+    def _measure(self, prepared: _PreparedTask) -> None:
+        task = prepared.task
+        self._progress("autotune", prepared.selection.problem.text()[:500])
 
         def before_first_run(candidate: str) -> None:
             reply = self._report(queries.CandidateAttempt(task.id, candidate))
@@ -239,9 +239,9 @@ class SearchWorker:
         try:
             result = self._executor.measure(
                 task,
-                held.selection,
-                held.builds,
-                started=time.monotonic() - held.seconds,
+                prepared.selection,
+                prepared.builds,
+                started=time.monotonic() - prepared.seconds,
                 before_first_run=before_first_run,
             )
         except _TaskReassigned:

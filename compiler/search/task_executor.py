@@ -34,7 +34,7 @@ BUILD_SECONDS = 900.0
 MAX_BUILT = 1000
 _MIN_BUILT = 32
 _SECONDS_PER_BUILD = 3.0
-"""Of one processor, for one candidate."""
+"""Seconds of one processor, for one candidate."""
 _POLL_SECONDS = 1.0
 _WARM_UP_PROBLEM = records.parse_problem("mm(f16[256,256], f16[256,256]) -> f16[256,256]")
 

@@ -69,24 +69,24 @@ class CandidatesRanked(Struct, frozen=True, tag="ranked"):
 BenchmarkMessage = CandidateStarted | CandidateFails | BenchmarkStopped | CandidatesRanked
 
 
-def run_benchmark(order: bytes, send: Callable[[bytes], None]) -> None:
-    """The work of a CleanForkServer: orders are KernelBenchmarkOrder, messages BenchmarkMessage."""
-    given = decoding.from_msgpack(order, type=KernelBenchmarkOrder)
+def run_benchmark(task: bytes, send: Callable[[bytes], None]) -> None:
+    """The work of a CleanForkServer: a task is a KernelBenchmarkOrder, messages are BenchmarkMessages."""
+    given = decoding.from_msgpack(task, type=KernelBenchmarkOrder)
     KernelBenchmark(given, lambda message: send(msgspec.msgpack.encode(message))).measure()
 
 
 class KernelBenchmark:
     """One order's benchmark; also the RunnableCandidates that it measures."""
 
-    def __init__(self, order: KernelBenchmarkOrder, send: Callable[[BenchmarkMessage], None]) -> None:
-        self._order = order
+    def __init__(self, task: KernelBenchmarkOrder, send: Callable[[BenchmarkMessage], None]) -> None:
+        self._task = task
         self._send = send
-        kernel = order.kernel
+        kernel = task.kernel
         built = triton_kernels.build(kernel.source)
         self._kernel = built.fn if kernel.source.configs else built
         self._name = records.problem_digest(kernels.problem(kernel))
         self._constants = {name: triton_kernels.value_of(value) for name, value in kernel.constants}
-        self._alive = [i for i in range(len(kernel.grids)) if i not in order.skip]
+        self._alive = [i for i in range(len(kernel.grids)) if i not in task.skip]
         self._inputs: dict[str, torch.Tensor] = {}
         self._arguments: dict[str, torch.Tensor] = {}
         """What kernels are called with and may write to: one of the copies of the inputs."""
@@ -94,7 +94,7 @@ class KernelBenchmark:
 
     def measure(self) -> None:
         """Send the result."""
-        on_gpu = self._order.device == "cuda"
+        on_gpu = self._task.device == "cuda"
         self._send(CandidateStarted(-1))
         try:
             self._make_arguments()
@@ -104,20 +104,20 @@ class KernelBenchmark:
         self._compile()
         with self._runner() as runner:
             self._run_each_once(runner)
-            texts = [kernels.config_text(config) for config in self._order.kernel.source.configs]
+            texts = [kernels.config_text(config) for config in self._task.kernel.source.configs]
             with device_lock.exclusive(device_lock.gpu_lock_folder() if on_gpu else None):
                 ranking = search_ranking.rank(
                     runner.take,
                     sorted(self._alive, key=lambda candidate: texts[candidate]),
                     name=self._name,
-                    settings=self._order.settings,
+                    settings=self._task.settings,
                 )
                 clock = device_lock.gpu_clock() if on_gpu else ""
         self._send(CandidatesRanked(ranking, clock))
 
     def _runner(self) -> benchmark.InProcessRunner:
-        careful = self._order.careful
-        runner = benchmark.GpuRunner if self._order.device == "cuda" else InterpreterRunner
+        careful = self._task.careful
+        runner = benchmark.GpuRunner if self._task.device == "cuda" else InterpreterRunner
         return runner(
             self,
             group=1 if careful else runner.GROUP,
@@ -135,7 +135,7 @@ class KernelBenchmark:
             except benchmark.CandidateFailed as error:
                 traceback.print_exc()
                 self._fail(candidate, f"does not run: {error!s:.300}")
-                if self._order.device == "cuda" and not benchmark.gpu_works():
+                if self._task.device == "cuda" and not benchmark.gpu_works():
                     raise  # this process ends, and the next fork has a usable GPU
                 continue
             if reference is None:
@@ -151,7 +151,7 @@ class KernelBenchmark:
     # --- arguments -----------------------------------------------------------------------------------------
 
     def _make_arguments(self) -> None:
-        device = self._order.device
+        device = self._task.device
         generator = torch.Generator(device).manual_seed(int(self._name[:8], 16))
         self._inputs = {name: numerics.fill(value, generator) for name, value in self._allocated().items()}
         self.move(0)
@@ -162,9 +162,9 @@ class KernelBenchmark:
                 operand.size,
                 operand.stride,
                 dtype=getattr(torch, operand.dtype),
-                device=self._order.device,
+                device=self._task.device,
             )
-            for name, operand in self._order.kernel.tensors
+            for name, operand in self._task.kernel.tensors
         }
 
     def move(self, copy: int) -> bool:
@@ -201,7 +201,7 @@ class KernelBenchmark:
         return torch.empty(())
 
     def _options(self, candidate: int) -> dict[str, Any]:
-        config = self._order.kernel.source.configs[candidate]
+        config = self._task.kernel.source.configs[candidate]
         chosen = {name: triton_kernels.value_of(value) for name, value in config.kwargs}
         options: dict[str, Any] = {
             "num_warps": config.num_warps,
@@ -214,7 +214,7 @@ class KernelBenchmark:
 
     def _compile(self) -> None:
         """Compile several candidates at a time; one that does not compile fails again when it is launched."""
-        if self._order.device != "cuda" or self._order.careful:
+        if self._task.device != "cuda" or self._task.careful:
             return
         import triton
 
@@ -227,7 +227,7 @@ class KernelBenchmark:
                         self._warm_up(candidate)
 
     def _warm_up(self, candidate: int) -> None:
-        grid = self._order.kernel.grids[candidate]
+        grid = self._task.kernel.grids[candidate]
         try:
             self._kernel.warmup(grid=grid, **self._arguments, **self._options(candidate))
         except Exception as error:
@@ -235,9 +235,9 @@ class KernelBenchmark:
 
     def _launcher(self, candidate: int) -> Callable[[], Any]:
         """Launches it on the present arguments; on a GPU without the look-ups of Triton's JIT at each call."""
-        grid = tuple(self._order.kernel.grids[candidate])
+        grid = tuple(self._task.kernel.grids[candidate])
         given = {**self._arguments, **self._options(candidate)}
-        if self._order.device != "cuda":
+        if self._task.device != "cuda":
             return lambda: self._kernel[grid](**given)
         compiled = self._kernel.warmup(grid=grid, **given)
         if hasattr(compiled, "result"):  # it was compiled in AsyncCompileMode
@@ -248,7 +248,7 @@ class KernelBenchmark:
 
 
 class InterpreterRunner(benchmark.InProcessRunner):
-    """For Triton's interpreter, which runs kernels on a CPU in tests. It is so slow that caches do not matter."""
+    """Measures in Triton's interpreter, which runs kernels on a CPU in tests, so slowly that caches do not matter."""
 
     def _synchronize(self) -> None:
         return  # it has ended when it returns

@@ -110,7 +110,7 @@ class UserKernelSearch:
         return entry
 
     def measurements(self) -> list[manifest.Measurement]:
-        """For the manifest: each problem with its winner."""
+        """Each problem with its winner, for the manifest."""
         return [
             measurement(entry, entry.winner, self._uses[problem])
             for problem, entry in self._entries.items()

@@ -137,7 +137,7 @@ torch._inductor.codecache: CppPythonBindingsCodeCache.load_pybinding_async (argt
     _precompile_header; _worker_compile_cpp = (lock_path, cpp_builders)
 torch._inductor.codegen.common: KernelTemplate._template_from_string = (source); .maybe_append_choice (choices);
     pointwise_overrides_data
-torch._inductor.codegen.cpp: CppVecOverrides.__new__; stride_at_vec_range = (index, var, vec_length)
+torch._inductor.codegen.cpp: stride_at_vec_range = (index, var, vec_length)
 torch._inductor.codegen.cpp_template: CppTemplate
 torch._inductor.codegen.cpp_template_kernel: parse_expr_with_index_symbols = (expr)
 torch._inductor.codegen.triton: TritonScheduling.define_kernel (src_code, ...)

@@ -31,7 +31,7 @@ def delay_current_stream(seconds: float) -> None:
 
 
 _NO_ERROR, _NO_DEVICE = 0, 100
-"""Of cuInit."""
+"""Results of cuInit."""
 
 
 def cuda_can_start() -> bool:

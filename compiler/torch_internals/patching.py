@@ -1,23 +1,48 @@
-"""Replace an attribute of PyTorch's, or an environment variable, inside a block."""
+"""Replace an attribute of PyTorch's or Triton's, or set an environment variable. docs/patches.md lists every
+replacement and its reason."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+_ABSENT = object()
+
+
+def replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Replace an attribute until the returned function is called; what somebody else has put there by then stays."""
+    original = _attribute(owner, name)
+    setattr(owner, name, value)
+
+    def restore() -> None:
+        if _attribute(owner, name) is not value:
+            return
+        if original is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+    return restore
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """A class's attribute without binding it: a static method that is asked for is a function."""
+    if isinstance(owner, type):
+        return inspect.getattr_static(owner, name, _ABSENT)
+    return getattr(owner, name, _ABSENT)
 
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    # of a class as it lies there: a static method that is asked for is a function
-    original = inspect.getattr_static(owner, name) if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, value)
+    """Replace an attribute inside a block."""
+    restore = replace(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        restore()
 
 
 @contextlib.contextmanager

@@ -133,5 +133,5 @@ while after that it raises at once."""
 
 
 def entries_of(reply: TuningReply) -> list[TuningEntry]:
-    """Of a reply that should be KnownEntries."""
+    """The entries of a reply that should be KnownEntries."""
     return reply.entries if isinstance(reply, KnownEntries) else []

@@ -68,30 +68,32 @@ class DeferredCandidate:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._made: list[Any] = []
+        self._rendered: list[Any] = []
 
     def may_be(self, text: str) -> bool:
         return not text.startswith(("aten ", "triton_"))
 
     def rendered(self) -> Any:
         """None: the template cannot do this after all."""
-        if not self._made:
+        if not self._rendered:
             try:
-                self._made = [self._make()]
+                self._rendered = [self._make()]
             except NotImplementedError:
-                self._made = [None]
-        return self._made[0]
+                self._rendered = [None]
+        return self._rendered[0]
 
 
 class DeferredTemplate(DeferredCandidate):
     """A torch._inductor.kernel_template_choice.KernelTemplateChoice that stands in for its own candidate."""
 
-    def __init__(self, made: Any, others: Callable[[Any, Sequence[TileConfig]], list[Any]]) -> None:
-        super().__init__(lambda: made.choice)
-        self.made = made
+    def __init__(
+        self, template_choice: Any, others: Callable[[Any, Sequence[TileConfig]], list[Any]]
+    ) -> None:
+        super().__init__(lambda: template_choice.choice)
+        self.template_choice = template_choice
         self._others = others
-        self.template = made.template
-        self.inputs = made.inputs
+        self.template = template_choice.template
+        self.inputs = template_choice.inputs
 
     @property
     def choice(self) -> DeferredTemplate:
@@ -99,26 +101,26 @@ class DeferredTemplate(DeferredCandidate):
 
     @property
     def layout(self) -> Any:
-        return self.made.layout
+        return self.template_choice.layout
 
     @layout.setter
     def layout(self, layout: Any) -> None:
-        self.made.layout = layout
+        self.template_choice.layout = layout
 
     def may_be(self, text: str) -> bool:
         """Whether this could be the candidate: all that its text says of what it is made with is so."""
         if not re.match(rf"triton_{re.escape(self.template.name)} ", text):
             return False
         told = dict(re.findall(r"\b([A-Za-z_]+)=([^,]+)", text))
-        parameters = self.made.params.to_kwargs()
+        parameters = self.template_choice.params.to_kwargs()
         return all(repr(value) == told[name] for name, value in parameters.items() if name in told)
 
     def others(self, configurations: Sequence[TileConfig]) -> list[DeferredTemplate]:
         """The same template in other configurations."""
         found = self._others(self.template, [c for c in configurations if c.template == self.template.name])
-        for made in found:
-            made.layout = self.layout
-        return [DeferredTemplate(made, self._others) for made in found]
+        for template_choice in found:
+            template_choice.layout = self.layout
+        return [DeferredTemplate(template_choice, self._others) for template_choice in found]
 
 
 def render_candidate(choice: Any) -> Any:

@@ -97,7 +97,7 @@ def candidates_of_operator(
 
 
 class _AlwaysDryRun:
-    """A Scout that scouts from the beginning."""
+    """A compile that is a dry run from its beginning."""
 
     in_dry_run = True
 
@@ -113,5 +113,5 @@ def candidates_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list
         return selection.aten[0] if selection.aten else 0
 
     with choosing_algorithms(record, least=1), torch.no_grad(), contextlib.suppress(DryRunFinished):
-        compile_graph(gm, inputs, {}, on_lowering=lambda backward: None, scout=_AlwaysDryRun())
+        compile_graph(gm, inputs, {}, on_lowering=lambda backward: None, control=_AlwaysDryRun())
     return found

@@ -17,7 +17,7 @@ from ...tuning.candidates import CandidateBuilds
 from ...tuning.tile_config import slowest_first
 from ..cpp.kernel_libraries import candidate_context
 from ..inductor.config import changed_options
-from ..patching import patched
+from ..patching import patched, replace
 from .precision import precision_settings
 
 
@@ -29,18 +29,18 @@ class OperatorCandidates:
     PyTorch's own kernels.
     """
 
-    def __init__(self, cache: Any, given: Mapping[str, Any], problem: records.Problem | None = None) -> None:
+    def __init__(self, cache: Any, bound: Mapping[str, Any], problem: records.Problem | None = None) -> None:
         from torch._inductor.select_algorithm import ExternKernelCaller
         from torch._inductor.virtualized import V
 
         self._cache = cache
-        self._given = given
-        self._choices = list(given["choices"])
+        self._bound = bound
+        self._choices = list(bound["choices"])
         self._graph = V.graph
         self._arguments: Any = None
         self._places: dict[int, Any] = {}
         """The same arguments in other memory."""
-        self.device: str = given["layout"].device.type
+        self.device: str = bound["layout"].device.type
         self.candidates = _distinct([candidate_text(choice) for choice in self._choices])
         self.aten = [i for i, choice in enumerate(self._choices) if isinstance(choice, ExternKernelCaller)]
         self.problem = self._problem() if problem is None else problem
@@ -48,9 +48,9 @@ class OperatorCandidates:
     def _problem(self) -> records.Problem:
         from torch._inductor import ir
 
-        name, nodes = self._given["name"], list(self._given["input_nodes"])
+        name, nodes = self._bound["name"], list(self._bound["input_nodes"])
         keys = [self._cache.key_of(node) for node in nodes]
-        result = self._cache.key_of(ir.Buffer(name="result", layout=self._given["layout"]))
+        result = self._cache.key_of(ir.Buffer(name="result", layout=self._bound["layout"]))
         settings = {option: str(value) for option, value in changed_options(SEARCH_SPACE_OPTIONS).items()}
         settings |= precision_settings(name, self.device, {key[1] for key in keys})
         if self.aten:
@@ -65,7 +65,7 @@ class OperatorCandidates:
             settings["offsets"] = " ".join(str(key[-1]) for key in keys)
         if fixed := [str(i) for i, node in enumerate(nodes) if node.get_name() in self._graph.constants]:
             settings["constants"] = " ".join(fixed)
-        if name not in DESCRIBED_BY_OPERANDS or not self.aten or self._given.get("input_gen_fns"):
+        if name not in DESCRIBED_BY_OPERANDS or not self.aten or self._bound.get("input_gen_fns"):
             sources = sorted(
                 str(getattr(bmreq, "module_cache_key", "") or getattr(bmreq, "hash_key", ""))
                 for bmreq in map(_benchmark_request, self._choices)
@@ -147,7 +147,7 @@ class OperatorCandidates:
                 kernel.precompile(
                     warm_cache_only=False, reload_kernel=lambda: getattr(module, request.kernel_name)
                 )
-            setattr(module, request.kernel_name, kernel)
+            replace(module, request.kernel_name, kernel)
 
         def wait() -> dict[int, str]:
             failed: dict[int, str] = {}
@@ -172,9 +172,9 @@ class OperatorCandidates:
             torch.manual_seed(seed)
             self._arguments = self._cache.get_inputs(
                 self._choices,
-                self._given["input_nodes"],
-                self._given["layout"],
-                self._given.get("input_gen_fns"),
+                self._bound["input_nodes"],
+                self._bound["layout"],
+                self._bound.get("input_gen_fns"),
             )
             for tensor in self._arguments.triton.input_tensors:
                 if tensor.dtype in (torch.int8, torch.uint8):

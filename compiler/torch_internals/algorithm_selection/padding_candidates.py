@@ -59,17 +59,15 @@ class PaddingCandidates:
             functions.append(function)
             return 1.0
 
-        with contextlib.ExitStack() as stack:
-            for name, value in (
-                ("should_exclude_padding_time", lambda match, name: name in self._excluded),
-                ("get_cached_should_pad", lambda key: None),
-                ("set_cached_should_pad", lambda key, value: None),
-                ("get_cached_base_mm_benchmark_time", lambda key: None),
-                ("set_cached_base_mm_benchmark_time", lambda key, value: None),
-                ("get_do_bench", lambda: measured),
-            ):
-                stack.enter_context(patched(pad_mm, name, value))
-            stack.enter_context(torch.random.fork_rng(devices=[0] if self.device == "cuda" else []))
+        with (
+            patched(pad_mm, "should_exclude_padding_time", lambda match, name: name in self._excluded),
+            patched(pad_mm, "get_cached_should_pad", lambda key: None),
+            patched(pad_mm, "set_cached_should_pad", lambda key, value: None),
+            patched(pad_mm, "get_cached_base_mm_benchmark_time", lambda key: None),
+            patched(pad_mm, "set_cached_base_mm_benchmark_time", lambda key, value: None),
+            patched(pad_mm, "get_do_bench", lambda: measured),
+            torch.random.fork_rng(devices=[0] if self.device == "cuda" else []),
+        ):
             torch.manual_seed(seed)
             packet = getattr(torch.ops.aten, self._op)
             mat1, mat2, *bias = self._tensors

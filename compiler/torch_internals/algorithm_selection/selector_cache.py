@@ -52,20 +52,20 @@ def choosing_algorithms(
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs).arguments
-        ours = not config.deterministic and not _left_to_inductor(given)
+        bound = signature.bind(self, *args, **kwargs).arguments
+        ours = not config.deterministic and not _left_to_inductor(bound)
         problem = None
         if expected_candidate is not None and ours:
-            given["choices"], problem = _permitted_candidates(self, given, expected_candidate)
-        given["choices"] = [
-            choice for made in given["choices"] if (choice := render_candidate(made)) is not None
+            bound["choices"], problem = _permitted_candidates(self, bound, expected_candidate)
+        bound["choices"] = [
+            choice for made in bound["choices"] if (choice := render_candidate(made)) is not None
         ]
         for preprocess in self.preprocessing_fns:
-            given["choices"] = preprocess(given["choices"])
-        if len(given["choices"]) >= least and ours:
-            given["choices"] = [given["choices"][choose(OperatorCandidates(self, given, problem))]]
-        del given["self"]
-        return original(self, **given)
+            bound["choices"] = preprocess(bound["choices"])
+        if len(bound["choices"]) >= least and ours:
+            bound["choices"] = [bound["choices"][choose(OperatorCandidates(self, bound, problem))]]
+        del bound["self"]
+        return original(self, **bound)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(AlgorithmSelectorCache, "__call__", call))
@@ -77,16 +77,16 @@ def choosing_algorithms(
 
 
 def _permitted_candidates(
-    cache: Any, given: Mapping[str, Any], expected_candidate: ExpectedCandidate
+    cache: Any, bound: Mapping[str, Any], expected_candidate: ExpectedCandidate
 ) -> tuple[list[Any], records.Problem | None]:
     """An operator's candidates without those that will not be taken; and the problem, if it is known before any is
     rendered. Rendering a template fixes its operands' strides, often to others."""
-    choices = list(given["choices"])
+    choices = list(bound["choices"])
     templates = [choice for choice in choices if isinstance(choice, DeferredCandidate)]
     ready = [choice for choice in choices if not isinstance(choice, DeferredCandidate)]
-    if not templates or given["name"] not in DESCRIBED_BY_OPERANDS or given.get("input_gen_fns"):
+    if not templates or bound["name"] not in DESCRIBED_BY_OPERANDS or bound.get("input_gen_fns"):
         return choices, None
-    selection = OperatorCandidates(cache, {**given, "choices": ready})
+    selection = OperatorCandidates(cache, {**bound, "choices": ready})
     if not selection.aten:
         return choices, None
     expected = expected_candidate(selection.problem, selection.device)
@@ -107,18 +107,18 @@ def _permitted_candidates(
     return choices, selection.problem
 
 
-def _left_to_inductor(given: Mapping[str, Any]) -> bool:
+def _left_to_inductor(bound: Mapping[str, Any]) -> bool:
     from torch._inductor import ir
 
     return (
-        bool(given.get("is_collective"))
-        or given.get("best_config_future") is not None
-        or given.get("min_speedup_threshold", 1.0) != 1.0
-        or bool(given.get("benchmark_with_cudagraphs"))
-        or not isinstance(given["layout"], ir.Layout)
-        or given["layout"].device.type not in ("cpu", "cuda")
+        bool(bound.get("is_collective"))
+        or bound.get("best_config_future") is not None
+        or bound.get("min_speedup_threshold", 1.0) != 1.0
+        or bool(bound.get("benchmark_with_cudagraphs"))
+        or not isinstance(bound["layout"], ir.Layout)
+        or bound["layout"].device.type not in ("cpu", "cuda")
         or any(
             type(choice).__name__.startswith("CUTLASS") or getattr(choice, "hint_override", None) is not None
-            for choice in given["choices"]
+            for choice in bound["choices"]
         )
     )

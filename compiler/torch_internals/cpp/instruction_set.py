@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from ..patching import patched
+from ..patching import patched, replace
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: 
     for isa in cpu_vec_isa.supported_vec_isa_list:
         if str(isa).split() and set(str(isa).split()) <= set(vector_sets):
             if isinstance(isa, cpu_vec_isa.VecAVX512):
-                isa._is_avx512_bf16_supported = avx512_bf16
+                replace(isa, "_is_avx512_bf16_supported", avx512_bf16)
             chosen.append(isa)
     original = cpp_builder._get_optimization_cflags
 

@@ -66,26 +66,22 @@ def fake_device_meshes(
     first = [rank - place for place in places]
     world = max(start + math.prod(shape) for start, (shape, _) in zip(first, meshes, strict=True))
     init_fake_process_group(rank, world + 1)
-    named = distributed_c10d._process_group_name
     found = []
-    try:
-        for index, (shape, _) in enumerate(meshes):
-            mine, others = itertools.count(), itertools.count()
+    for index, (shape, _) in enumerate(meshes):
+        mine, others = itertools.count(), itertools.count()
 
-            def name(ranks: Any, *_: Any, **__: Any) -> str:
-                if rank in ranks:
-                    return group_name(index, next(mine))  # noqa: B023
-                return f"{group_name(index, 0)}_other_{next(others)}"  # noqa: B023
+        def name(ranks: Any, *_: Any, **__: Any) -> str:
+            if rank in ranks:
+                return group_name(index, next(mine))  # noqa: B023
+            return f"{group_name(index, 0)}_other_{next(others)}"  # noqa: B023
 
-            setattr(distributed_c10d, "_process_group_name", name)  # noqa: B010
-            ranks = torch.arange(first[index], first[index] + math.prod(shape)).reshape(shape)
+        ranks = torch.arange(first[index], first[index] + math.prod(shape)).reshape(shape)
+        with patched(distributed_c10d, "_process_group_name", name):
             mesh = DeviceMesh(device, ranks)
-            have = [mesh.get_group(axis).group_name for axis in range(len(shape))]
-            if have != [group_name(index, axis) for axis in range(len(shape))]:
-                raise Unsupported(f"a mesh's process groups are called {', '.join(have)} here")
-            found.append(mesh)
-    finally:
-        distributed_c10d._process_group_name = named
+        have = [mesh.get_group(axis).group_name for axis in range(len(shape))]
+        if have != [group_name(index, axis) for axis in range(len(shape))]:
+            raise Unsupported(f"a mesh's process groups are called {', '.join(have)} here")
+        found.append(mesh)
     return found
 
 
@@ -117,8 +113,8 @@ def ddp_without_reduction() -> Iterator[None]:
     ddp: Any = DistributedDataParallel
     construct, register = ddp.__init__, ddp.register_comm_hook
 
-    def init(self: Any, *args: Any, **given: Any) -> None:
-        construct(self, *args, **given)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
         register(self, None, _unreduced)
 
     def ignored(self: Any, *_: Any, **__: Any) -> None: ...

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..patching import replace
+
 
 class _Making(threading.local):
     value: Callable[[Any], Any] | None = None
@@ -43,10 +45,9 @@ def install() -> Callable[[], None]:
     from torch._dynamo import guards
 
     builder: Any = guards.GuardBuilder
-    own_sources: Any = sources
-    own_guards: Any = guards
-    get, note, measure = builder.get, builder._set_guard_export_info, own_guards.profile_guard_manager
-    order = own_sources.Guard.sort_key
+    get, note = builder.get, builder._set_guard_export_info
+    measure: Any = vars(guards)["profile_guard_manager"]
+    order: Any = sources.Guard.sort_key
 
     @functools.wraps(get)
     def found(self: Any, guard_or_source: Any, *more: Any, **named: Any) -> Any:
@@ -68,22 +69,23 @@ def install() -> Callable[[], None]:
     def ordered(self: Any) -> Any:
         return order(self) if _making.value is None else ()
 
-    builder.get, builder._set_guard_export_info = found, noted
-    own_sources.Guard.sort_key = ordered
-    own_guards.profile_guard_manager = measured
-    own_sources.eval = _evaluated
+    restore = (
+        replace(builder, "get", found),
+        replace(builder, "_set_guard_export_info", noted),
+        replace(guards, "profile_guard_manager", measured),
+        replace(sources.Guard, "sort_key", ordered),
+        replace(sources, "eval", _evaluated),
+    )
 
     def uninstall() -> None:
-        builder.get, builder._set_guard_export_info = get, note
-        own_sources.Guard.sort_key = order
-        own_guards.profile_guard_manager = measure
-        vars(own_sources).pop("eval", None)
+        for undo in restore:
+            undo()
 
     return uninstall
 
 
 def _evaluated(text: str, *scopes: Any) -> Any:
-    """As `eval`, for the texts of sources: in place of that builtin in torch._guards."""
+    """Replaces the builtin `eval` in torch._guards, for the texts of sources."""
     return eval(_compiled(text), *scopes)
 
 

@@ -27,7 +27,7 @@ def tracing_context(fake_mode: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def outside_dynamo(values: Sequence[Any] = ()) -> Iterator[list[Any]]:
-    """For what a back end does in a call of the compiled program, when Dynamo is not tracing: contexts of its own, and
+    """Covers what a back end does in a call of compiled code, when Dynamo is not tracing: contexts of its own, and
     `values` as fake tensors whose sizes are constants."""
     mode = new_fake_mode(ShapeEnv())
     with tracing_context(mode):

@@ -21,13 +21,13 @@ def compile_graph(
     *,
     on_lowering: Callable[[bool], None] | None = None,
     kept: dict[int, torch.fx.GraphModule] | None = None,
-    scout: DryRunControl | None = None,
+    control: DryRunControl | None = None,
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx: AOTAutograd, lowering and code generation.
 
     on_lowering(is_backward) is called as each half leaves AOTAutograd and enters Inductor. kept: receives a copy of
     each half as it was then, by the id of its compiled form (see `intercepting_calls`). Raises
-    DryRunFinished in place of an answer if `scout` is in its dry run.
+    DryRunFinished in place of an answer if `control` is in its dry run.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -37,8 +37,8 @@ def compile_graph(
         return compiled
     with contextlib.ExitStack() as stack:
         lower: Callable[..., Any] = compile_fx_inner
-        if scout is not None:
-            lower = stack.enter_context(stop_after_lowering(lower, scout))
+        if control is not None:
+            lower = stack.enter_context(stop_after_lowering(lower, control))
 
         @functools.wraps(compile_fx_inner)
         def inner(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ def compile_graph(
             return lowered
 
         compiled = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=dict(patches))
-    if scout is not None and scout.in_dry_run:
+    if control is not None and control.in_dry_run:
         raise DryRunFinished
     assert callable(compiled)
     return compiled

@@ -48,7 +48,7 @@ def intercepting_calls(
         if gm is None:
             return original(self, inputs)
         with _disable_current_modes():  # AOTAutograd's watch on custom operators costs the reference a fifth
-            return replay(gm, inputs, lambda given: original(self, given))
+            return replay(gm, inputs, lambda values: original(self, values))
 
     with patched(CompiledFxGraph, "__call__", call):
         yield

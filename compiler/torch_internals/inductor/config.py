@@ -150,7 +150,7 @@ def variables_that_change_code() -> Iterator[str]:
 
 
 OWN_NAMESPACES = frozenset({"aten", "prims", "inductor", "quantized", "_c10d_functional"})
-"""Of PyTorch's operators. No graph that is sent has a user's operator, so its lowering changes none."""
+"""Namespaces of PyTorch's operators. No graph that is sent has a user's operator, so its lowering changes none."""
 
 
 def user_extensions() -> Iterator[str]:

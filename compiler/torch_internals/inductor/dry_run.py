@@ -33,16 +33,16 @@ class _LoweringStopped(BaseException):
 
 
 @contextlib.contextmanager
-def stop_after_lowering(lower: Callable[..., Any], scout: DryRunControl) -> Iterator[Callable[..., Any]]:
-    """compile_fx_inner that stops before torch._inductor.graph.GraphLowering.compile_to_module if `scout` is scouting
-    by then. A forward's place is taken by what cannot run; its outputs' strides decide the backward's inputs."""
+def stop_after_lowering(lower: Callable[..., Any], control: DryRunControl) -> Iterator[Callable[..., Any]]:
+    """compile_fx_inner that stops before torch._inductor.graph.GraphLowering.compile_to_module if `control` is in a
+    dry run by then. What cannot run takes a forward's place; its outputs' strides decide the backward's inputs."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.utils import set_tracing_context_output_strides
 
     original = GraphLowering.compile_to_module
 
     def compile_to_module(self: Any) -> Any:
-        if scout.in_dry_run:
+        if control.in_dry_run:
             raise _LoweringStopped(self)
         return original(self)
 
@@ -53,7 +53,7 @@ def stop_after_lowering(lower: Callable[..., Any], scout: DryRunControl) -> Iter
         except _LoweringStopped as stopped:
             if kwargs.get("is_backward") or kwargs.get("is_inference"):
                 raise DryRunFinished from None
-            scout.report_problems()
+            control.report_problems()
             strides: Any = types.SimpleNamespace(output_strides=_output_strides(stopped.lowering))
             set_tracing_context_output_strides(inputs, strides)
             return forward_not_compiled
@@ -63,7 +63,7 @@ def stop_after_lowering(lower: Callable[..., Any], scout: DryRunControl) -> Iter
 
 
 def _output_strides(lowering: Any) -> list[tuple[str, ...] | None]:
-    """Of a graph's outputs, as codegen_and_compile in torch._inductor.compile_fx writes them down."""
+    """The strides of a graph's outputs, as codegen_and_compile in torch._inductor.compile_fx writes them down."""
     from torch._inductor.ir import IRNode
     from torch.fx.experimental.symbolic_shapes import SymExprPrinter, free_unbacked_symbols
 
@@ -77,7 +77,7 @@ def _output_strides(lowering: Any) -> list[tuple[str, ...] | None]:
 
 
 def forward_not_compiled(inputs: Any) -> Any:
-    """What a copy that lowers the backward has in the forward's place."""
+    """Stands for the forward while only the backward's problems are of interest."""
     raise AssertionError("the forward was not compiled in this process")
 
 

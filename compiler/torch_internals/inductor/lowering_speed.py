@@ -19,14 +19,14 @@ def faster_lowering() -> Iterator[None]:
     """Spare what Inductor works out again and again for a large graph, and what only its logs would show.
 
     For each of ten thousand small graphs, torch.fx.interpreter makes a progress bar that it does not show
-    (torch.fx.config.disable_progress), and torch._inductor.dtype_propagation fills its one handler again from tables
-    that stay the same. For each kernel, CppVecOverrides wraps all of its methods anew, and has no state. Where there
-    are no symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each
-    index, though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts
-    with the worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a
-    cache that is always empty digests every source file of PyTorch (autograd_cache_key); a nonce finds nothing in any.
-    Each time that a C++ template is rendered, Jinja compiles its parts anew (KernelTemplate._template_from_string), and
-    sympy its indices (parse_expr_with_index_symbols), which are a few texts.
+    (torch.fx.config.disable_progress), whose thread would keep a fork server from forking, and
+    torch._inductor.dtype_propagation fills its one handler again from tables that stay the same. Where there are no
+    symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each index,
+    though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts with the
+    worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a cache that
+    is always empty digests every source file of PyTorch (autograd_cache_key); a nonce finds nothing in any. Each time
+    that a C++ template is rendered, Jinja compiles its parts anew (KernelTemplate._template_from_string), and sympy its
+    indices (parse_expr_with_index_symbols), which are a few texts. docs/patches.md says what each of these gains.
     """
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
@@ -47,14 +47,6 @@ def faster_lowering() -> Iterator[None]:
             fill(self)
             sizes = now
 
-    wrap: Any = cpp.CppVecOverrides.__new__
-    wrapped: dict[type, Any] = {}
-
-    def wrap_once(cls: type) -> Any:
-        if cls not in wrapped:
-            wrapped[cls] = wrap(cls)
-        return wrapped[cls]
-
     uses = scheduler.get_scheduler_node_symbol_uses
 
     def symbol_uses(node: Any) -> Any:
@@ -66,10 +58,10 @@ def faster_lowering() -> Iterator[None]:
     parse_anew: Callable[[Any], Any] = cpp_template_kernel.parse_expr_with_index_symbols
     parse_text = functools.cache(parse_anew)
 
-    def parse(given: Any) -> Any:
-        if isinstance(given, (list, tuple)):
-            return [parse(each) for each in given]
-        return parse_anew(given) if isinstance(given, sympy.Expr) else parse_text(str(given))
+    def parse(index: Any) -> Any:
+        if isinstance(index, (list, tuple)):
+            return [parse(each) for each in index]
+        return parse_anew(index) if isinstance(index, sympy.Expr) else parse_text(str(index))
 
     stride = vars(cpp)["stride_at_vec_range"]  # defined there until 2.12, in sizevars from 2.13 on
 
@@ -78,21 +70,18 @@ def faster_lowering() -> Iterator[None]:
         found = linear_stride(index, var)
         return stride(index, var, vec_length) if found is None else found
 
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (DtypePropagationOpsHandler, "__init__", fill_once),
-            (cpp.CppVecOverrides, "__new__", wrap_once),
-            (scheduler, "get_scheduler_node_symbol_uses", symbol_uses),
-            (cpp, "stride_at_vec_range", stride_at_vec_range),
-            (common.KernelTemplate, "_template_from_string", staticmethod(template)),
-            (cpp_template_kernel, "parse_expr_with_index_symbols", parse),
-            (torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
-            (after_aot, "save_graph_repro", lambda *args, **kwargs: None),
-            (autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (secrets.token_hex(16), [])),
-        ):
-            stack.enter_context(patched(owner, name, value))
-        if torch.fx.config.disable_progress:
-            stack.enter_context(patched(interpreter, "tqdm", _NoProgressBar))
+    no_bar = torch.fx.config.disable_progress
+    with (
+        patched(DtypePropagationOpsHandler, "__init__", fill_once),
+        patched(scheduler, "get_scheduler_node_symbol_uses", symbol_uses),
+        patched(cpp, "stride_at_vec_range", stride_at_vec_range),
+        patched(common.KernelTemplate, "_template_from_string", staticmethod(template)),
+        patched(cpp_template_kernel, "parse_expr_with_index_symbols", parse),
+        patched(torch.fx.GraphModule, "print_readable", lambda self, *args, **kwargs: ""),
+        patched(after_aot, "save_graph_repro", lambda *args, **kwargs: None),
+        patched(autograd_cache, "autograd_cache_key", lambda *args, **kwargs: (secrets.token_hex(16), [])),
+        patched(interpreter, "tqdm", _NoProgressBar) if no_bar else contextlib.nullcontext(),
+    ):
         yield
 
 

@@ -19,16 +19,12 @@ def restoring_graph_counters() -> Iterator[None]:
     import torch._functorch.aot_autograd as aot_autograd
     from torch._inductor import compile_fx, graph, scheduler
 
-    counters = (
-        (aot_autograd, "AOT_COUNTER"),
-        (compile_fx, "_graph_counter"),
-        (graph, "_post_grad_graph_counter"),
-        (scheduler, "_post_grad_graph_counter"),  # until 2.12
-    )
     with contextlib.ExitStack() as stack:
-        for owner, name in counters:
-            if hasattr(owner, name):
-                stack.enter_context(patched(owner, name, itertools.count()))
+        stack.enter_context(patched(aot_autograd, "AOT_COUNTER", itertools.count()))
+        stack.enter_context(patched(compile_fx, "_graph_counter", itertools.count()))
+        for owner in (graph, scheduler):  # the scheduler's until 2.12
+            if hasattr(owner, "_post_grad_graph_counter"):
+                stack.enter_context(patched(owner, "_post_grad_graph_counter", itertools.count()))
         yield
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ..patching import replace
+
 
 def without_lowering_import(function: Callable[..., Any]) -> Callable[..., Any]:
     """FxGraphCache.cache_hit_post_compile without its `from .graph import GraphLowering`, which imports all of
@@ -99,7 +101,7 @@ def without_debug_import() -> None:
     import torch._inductor as package
 
     if not hasattr(package, "debug"):
-        package.debug = _DebugStub(_DEBUG)
+        replace(package, "debug", _DebugStub(_DEBUG))
 
 
 _DEBUG = "torch._inductor.debug"

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...process.fork_safe_lock import ForkSafeLock
 from ..dynamo.programs import generated_code
+from ..patching import replace
 from ..triton.caches import kernel_key
 from .light_imports import without_lowering_import
 
@@ -63,7 +64,7 @@ _triton_folder = _TritonFolder()
 def loading_from(
     libraries: Mapping[tuple[tuple[str, ...], str], Path], folder: Path, *, imports_lowering: bool = True
 ) -> Iterator[None]:
-    """In the block, this thread loads an artifact. libraries: its C++ kernels, by argument types and source. folder:
+    """This thread loads an artifact inside the block. libraries: its C++ kernels, by argument types and source. folder:
     where its generated code and its GPU binaries lie; nothing else is run, whatever the cache folders of PyTorch and
     Triton hold, to which others may have written. imports_lowering: whether its code needs Inductor's lowering."""
     prebuilt_libraries.table, prebuilt_libraries.folder = libraries, folder
@@ -77,7 +78,7 @@ def loading_from(
 
 
 def install_library_lookup() -> None:
-    """For the thread that loads an artifact, and else as before: AsyncCompile.cpp_pybinding asks the artifact first,
+    """Changes functions for the thread that loads an artifact: AsyncCompile.cpp_pybinding asks the artifact first,
     codecache.get_path names a file in the artifact's folder, CompiledTritonKernels.key names its kernels as the worker
     did, use_process_pool starts no processes (there is nothing to compile), autotune_cache's inductor_meta_from_config
     says that there are no tuning caches to consult (winners are in the artifact), rather than digest every source file
@@ -101,7 +102,7 @@ def install_library_lookup() -> None:
         return getattr(module, CppPythonBindingsCodeCache.entry_function)
 
     cpp_pybinding._torchrelay = True  # type: ignore[attr-defined]
-    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+    replace(AsyncCompile, "cpp_pybinding", cpp_pybinding)
     upstream_path = codecache.get_path
 
     def get_path(basename: str, extension: str, specified_dir: str = "") -> tuple[str, str, str]:
@@ -109,35 +110,35 @@ def install_library_lookup() -> None:
             specified_dir = str(prebuilt_libraries.folder / "python")
         return upstream_path(basename, extension, specified_dir)
 
-    codecache.get_path = get_path
+    replace(codecache, "get_path", get_path)
     upstream_key = CompiledTritonKernels.key
 
     def key(kernel_src: str) -> str:
         return upstream_key(kernel_src) if prebuilt_libraries.table is None else kernel_key(kernel_src)
 
-    CompiledTritonKernels.key = staticmethod(key)  # type: ignore[method-assign]
+    replace(CompiledTritonKernels, "key", staticmethod(key))
     upstream_pool: Callable[[], bool] = AsyncCompile.use_process_pool
 
     def use_process_pool(cls: Any) -> bool:
         return prebuilt_libraries.table is None and upstream_pool()
 
-    AsyncCompile.use_process_pool = classmethod(use_process_pool)  # type: ignore[method-assign,assignment]
+    replace(AsyncCompile, "use_process_pool", classmethod(use_process_pool))
     upstream_meta = autotune_cache.inductor_meta_from_config
 
     def inductor_meta_from_config() -> dict[str, object]:
         return upstream_meta() if prebuilt_libraries.table is None else {"autotune_local_cache": False}
 
-    autotune_cache.inductor_meta_from_config = inductor_meta_from_config
+    replace(autotune_cache, "inductor_meta_from_config", inductor_meta_from_config)
     upstream_cache = autotune_cache.AutotuneCache.create
 
     def create(*args: Any, **kwargs: Any) -> Any:
         return upstream_cache(*args, **kwargs) if prebuilt_libraries.table is None else None
 
-    autotune_cache.AutotuneCache.create = staticmethod(create)  # type: ignore[method-assign]
+    replace(autotune_cache.AutotuneCache, "create", staticmethod(create))
     upstream_hit = FxGraphCache.cache_hit_post_compile
 
     def cache_hit_post_compile(*args: Any, **kwargs: Any) -> Any:
         run = upstream_hit if prebuilt_libraries.imports_lowering else without_lowering_import(upstream_hit)
         return run(*args, **kwargs)
 
-    FxGraphCache.cache_hit_post_compile = staticmethod(cache_hit_post_compile)  # type: ignore[method-assign]
+    replace(FxGraphCache, "cache_hit_post_compile", staticmethod(cache_hit_post_compile))

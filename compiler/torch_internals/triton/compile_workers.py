@@ -39,7 +39,7 @@ def stop_compile_workers() -> None:
 
 
 def build_configuration(name: str, source: str, config: Any, caches: Mapping[str, str]) -> None:
-    """In a process of Inductor's pool: into Triton's cache (torch._inductor.runtime.compile_tasks)."""
+    """Build into Triton's cache, in a process of Inductor's pool (torch._inductor.runtime.compile_tasks)."""
     from torch._inductor.codecache import PyCodeCache
 
     os.environ.update(caches)

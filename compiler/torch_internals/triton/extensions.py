@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..patching import patched
+from ..patching import patched, replace
 from .caches import extension_key
 
 _log = logging.getLogger(__name__)
@@ -25,13 +25,13 @@ _BUILDERS = ("compile_module_from_src", "compile_module_from_file")
 
 
 @contextlib.contextmanager
-def recording_extensions(found: dict[str, Path]) -> Iterator[None]:
+def recording_extensions(files: dict[str, Path]) -> Iterator[None]:
     """Record the C extensions that Triton builds or finds."""
 
     def record(key: str, name: str, build: Build) -> ModuleType:
         module = build()
         assert module.__file__ is not None
-        found[key] = Path(module.__file__)
+        files[key] = Path(module.__file__)
         return module
 
     with contextlib.ExitStack() as stack:
@@ -86,7 +86,7 @@ class PrebuiltExtensions:
 
     def _install(self) -> None:
         for owner, name in _builders():
-            setattr(owner, name, _around(owner, name, self._find_or_build))
+            replace(owner, name, _around(owner, name, self._find_or_build))
 
     def _find_or_build(self, key: str, name: str, build: Build) -> ModuleType:
         path = self.files.get(key)

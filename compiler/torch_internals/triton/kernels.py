@@ -37,7 +37,7 @@ class TritonKernels:
         self.live: dict[str, Any] = {}
         """Bundle key -> CachingAutotuner."""
         self.sources: dict[str, str] = {}
-        """By bundle key."""
+        """Sources by bundle key."""
         self.descents: BatchedDescents | None = None
         """While coordinate descents take turns."""
         self.late: dict[int, list[Any]] = {}
@@ -141,7 +141,7 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
         known = triton_cache.find_winner(exchange, problem)
         config = None if known is None else decode_configuration(launcher.config, known.configuration)
         if config is not None:
-            with patched(self.coordesc_tuner, "autotune", lambda *given, **named: config):
+            with patched(self.coordesc_tuner, "autotune", lambda *args, **kwargs: config):
                 return descend(self, launcher, *args, **kwargs)
         if kernels.descents is None:
             winner = descend(self, launcher, *args, **kwargs)

@@ -55,11 +55,11 @@ def test_other_expressions_are_left_to_inductor(index: sympy.Expr) -> None:
 
 
 def test_afterwards_pytorch_is_as_it_was() -> None:
+    from torch._inductor.codegen import cpp
     from torch._inductor.codegen.common import KernelTemplate
-    from torch._inductor.codegen.cpp import CppVecOverrides
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
-    owners = (KernelTemplate, CppVecOverrides, AutotuneCache)
+    owners = (KernelTemplate, cpp, AutotuneCache)
     before = [dict(vars(owner)) for owner in owners]
     with lowering_speed.faster_lowering(), caches.without_autotune_cache():
         assert [dict(vars(owner)) for owner in owners] != before

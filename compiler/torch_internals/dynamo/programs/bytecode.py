@@ -45,7 +45,7 @@ def read(data: bytes, named: Sequence[ConstantRecord], scope: Mapping[str, Any])
 
 
 def shown(data: bytes, named: Sequence[ConstantRecord]) -> types.CodeType:
-    """As `read`, but with text in the place of PyTorch's constants."""
+    """Does what `read` does, but with text in the place of PyTorch's constants."""
     code: types.CodeType = marshal.loads(data)
     for record in named:
         code = _replaced(code, record.path, f"{record.kind} {record.value}")

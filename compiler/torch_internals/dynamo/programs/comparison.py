@@ -161,7 +161,7 @@ def _code(code: types.CodeType, renamed: Mapping[str, str], label: str) -> Itera
 
 
 def _constant(
-    value: Any, renamed: Mapping[str, str], label: str, place: int
+    value: Any, renamed: Mapping[str, str], label: str, position: int
 ) -> Iterator[tuple[str, str, str]]:
     if isinstance(value, types.CodeType):
         yield from _code(value, renamed, f"{value.co_name} in {label}")
@@ -170,18 +170,18 @@ def _constant(
         yield (
             "constants",
             f"{shown} in {label}",
-            f"{place} {digests.code_digest(_EMPTY.replace(co_consts=(value,)))}",
+            f"{position} {digests.code_digest(_EMPTY.replace(co_consts=(value,)))}",
         )
 
 
 def _guards(
     guards: Sequence[GuardRecord], shown: Sequence[str], known: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """As `_items`; which tensors share memory has a number that depends on the order of guards, and the keys of hooks
+    """Does what `_items` does. The number of a tensor's memory depends on the order of guards, and the keys of hooks
     are counted in a process."""
     memories: dict[int, str] = {}
     tensors = [each for each in guards if each.kind == "TENSOR_MATCH"]
-    for each in sorted(tensors, key=lambda each: known[each.source]):
+    for each in sorted(tensors, key=lambda guard: known[guard.source]):
         memories.setdefault(each.expected[1], known[each.source])
     for each in guards:
         if each.kind == "TENSOR_MATCH":
@@ -215,7 +215,7 @@ def _content(value: Any, known: Sequence[str]) -> str:
 
 
 def _plain(value: Any, known: Sequence[str]) -> Any:
-    """As values that are equal in two processes: sources by name."""
+    """Values that are equal in two processes: sources by name."""
     match value:
         case msgspec.Struct():
             return [

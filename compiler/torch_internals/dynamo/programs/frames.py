@@ -19,6 +19,7 @@ from msgspec import Struct
 from ....artifact.programs import digests
 from ....artifact.programs.records import FrameProgram, ProgramGraph
 from ...distributed import process_groups, split_graphs
+from ...patching import replace
 from .. import guard_building
 from . import comparison, recording, replay, shapes
 
@@ -104,25 +105,25 @@ def install(programs: Programs) -> Callable[[], None]:
 
     @functools.wraps(compile_)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        given = parameters.bind(*args, **kwargs).arguments
-        compiler, splits = split_graphs.backend_inside(_innermost(given["compiler_fn"]))
+        call = parameters.bind(*args, **kwargs).arguments
+        compiler, splits = split_graphs.backend_inside(_innermost(call["compiler_fn"]))
         compiler = _innermost(compiler)
-        if given["export"] or given.get("package") is not None or not programs.wants(compiler):
+        if call["export"] or call.get("package") is not None or not programs.wants(compiler):
             return compile_(*args, **kwargs)
         frame = FrameName(
-            str(given["globals"].get("__name__")),
-            given["code"].co_qualname,
-            digests.frame_digest(given["code"], given["globals"]),
-            bool(given["one_graph"]),
+            str(call["globals"].get("__name__")),
+            call["code"].co_qualname,
+            digests.frame_digest(call["code"], call["globals"]),
+            bool(call["one_graph"]),
             compiler,
             splits,
-            replay.guard_filter(given),
+            replay.guard_filter(call),
         )
         with programs.starting(frame):
-            return started(frame, given, args, kwargs)
+            return started(frame, call, args, kwargs)
 
     def started(
-        frame: FrameName, given: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        frame: FrameName, call: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         reason = ""
         if process_groups.trace_together():
@@ -142,11 +143,11 @@ def install(programs: Programs) -> Callable[[], None]:
                 else functools.partial(programs.graph, frame)
             )
             with programs.uninterrupted():
-                found, fitting, reason = replay.from_records(programs.find(key), graph, given, programs.timed)
+                found, fitting, reason = replay.from_records(programs.find(key), graph, call, programs.timed)
             if fitting is not None and (
                 fitting.shapes or not checks
             ):  # constant sizes are traced without that
-                shapes.remember(fitting.automatic, given)
+                shapes.remember(fitting.automatic, call)
             if found is not None and not checks:
                 programs.used(frame)
                 return found
@@ -156,7 +157,7 @@ def install(programs: Programs) -> Callable[[], None]:
         found = None  # what a check has made goes before the trace
         if reason:
             programs.unfit(frame, reason)
-        with recording.recorded(given) as made:
+        with recording.recorded(call) as made:
             returned = compile_(*args, **kwargs)
         difference = None
         if tried is not None:
@@ -169,23 +170,22 @@ def install(programs: Programs) -> Callable[[], None]:
             programs.checked(frame, key, tried, difference)
         return returned
 
-    convert_frame.compile_frame, convert_frame._compile = traced, compiled
+    trace_as_before = replace(convert_frame, "compile_frame", traced)
+    compile_as_before = replace(convert_frame, "_compile", compiled)
     make_guards_as_before = guard_building.install()
     ask_no_more = recording.observe()
 
     def uninstall() -> None:
         ask_no_more()
         make_guards_as_before()
-        if convert_frame._compile is compiled:
-            convert_frame._compile = compile_
-        if convert_frame.compile_frame is traced:
-            convert_frame.compile_frame = compile_frame
+        compile_as_before()
+        trace_as_before()
 
     return uninstall
 
 
 def _unchanged(programs: Programs, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
-    """In place of a graph that is not called."""
+    """Stands for a graph that is not called."""
     return programs.changed(frame, record) or _not_called
 
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from ...patching import replace
+
 _MOST_BYTES = 16 << 20
-"""Of one program's; what is more is compiled at each start."""
+"""Limit for one program; what is more is compiled at each start."""
 
 
 class _Thread(threading.local):
-    made: dict[str, CodeType] | None = None
+    collected: dict[str, CodeType] | None = None
     known: Mapping[str, bytes] = {}
     only_from: str = ""
     """The folder of this thread's files, with a separator at its end."""
@@ -33,16 +35,16 @@ _thread = _Thread()
 @contextlib.contextmanager
 def collecting() -> Iterator[dict[str, CodeType]]:
     """What this thread compiles or reads in the block, by the digest of its text."""
-    before, _thread.made = _thread.made, {}
+    before, _thread.collected = _thread.collected, {}
     try:
-        yield _thread.made
+        yield _thread.collected
     finally:
-        _thread.made = before
+        _thread.collected = before
 
 
 @contextlib.contextmanager
 def known(bytecode: Mapping[str, bytes]) -> Iterator[None]:
-    """In the block, this thread reads these instead of compiling their texts. Only for what `write` made, by this
+    """Inside the block, this thread reads these instead of compiling their texts. Only for what `write` made, by this
     Python: marshal is not safe for anything else."""
     before, _thread.known = _thread.known, bytecode
     try:
@@ -53,7 +55,7 @@ def known(bytecode: Mapping[str, bytes]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_from(folder: Path) -> Iterator[None]:
-    """In the block, this thread runs no generated code from a file elsewhere."""
+    """This thread runs no generated code from a file elsewhere inside the block."""
     before, _thread.only_from = _thread.only_from, str(folder / "_")[:-1]
     try:
         yield
@@ -61,11 +63,11 @@ def only_from(folder: Path) -> Iterator[None]:
         _thread.only_from = before
 
 
-def write(made: Mapping[str, CodeType]) -> dict[str, bytes]:
-    """For `known`, as much as has room."""
+def write(collected: Mapping[str, CodeType]) -> dict[str, bytes]:
+    """The bytecode for `known`, as much as has room."""
     found: dict[str, bytes] = {}
     room = _MOST_BYTES
-    for digest, code in made.items():
+    for digest, code in collected.items():
         data = marshal.dumps(code)
         if len(data) <= room:
             found[digest] = data
@@ -78,17 +80,18 @@ def install() -> None:
     (compile_tasks._reload_python_module)."""
     from torch._inductor.runtime import compile_tasks
 
-    vars(compile_tasks).setdefault("compile", _compile)
+    if "compile" not in vars(compile_tasks):
+        replace(compile_tasks, "compile", _compile)
 
 
 def _compile(source: Any, filename: Any, mode: str, **options: Any) -> Any:
     if not str(filename).startswith(_thread.only_from):
         raise PermissionError(f"{filename} is not in the folder of the artifact's code")
-    if _thread.made is None and not _thread.known:
+    if _thread.collected is None and not _thread.known:
         return builtins.compile(source, filename, mode, **options)
     digest = hashlib.sha256(f"{mode} {options}\n{source}".encode()).hexdigest()
     data = _thread.known.get(digest)
     code = builtins.compile(source, filename, mode, **options) if data is None else marshal.loads(data)
-    if _thread.made is not None and isinstance(code, CodeType):
-        _thread.made[digest] = code
+    if _thread.collected is not None and isinstance(code, CodeType):
+        _thread.collected[digest] = code
     return code

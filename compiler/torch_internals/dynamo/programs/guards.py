@@ -145,7 +145,7 @@ class Frame:
         self._functions = dict(guards._get_closure_vars())
         self._cache: dict[Any, Any] = {}
         self._known: dict[int, tuple[Any, Any]] = {}
-        """By the source's id, with the source, which keeps it: a source's own hash is Python."""
+        """Values by their source's id, with the source, which keeps it: a source's own hash is Python."""
 
     def value(self, source: Any) -> Any:
         """Raises whatever the look-up raises."""
@@ -262,17 +262,17 @@ def make(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -
         yield Guard(sources[record.source], functools.partial(method, **given) if given else method)
 
 
-def write_sizes(found: Mapping[Any, Any], sources: SourceWriter) -> list[SizesRecord]:
-    """Of OutputGraph.input_source_to_sizes_strides; symbolic sizes, on which there are conditions, as None (as Dynamo's
-    TENSOR_MATCH takes them)."""
+def write_sizes(sizes: Mapping[Any, Any], sources: SourceWriter) -> list[SizesRecord]:
+    """Records of OutputGraph.input_source_to_sizes_strides; symbolic sizes, which have conditions, are None, as
+    Dynamo's TENSOR_MATCH takes them."""
     return [
         SizesRecord(sources.add(source), _numbers(given["size"]), _numbers(given["stride"]))
-        for source, given in found.items()
+        for source, given in sizes.items()
     ]
 
 
-def _numbers(given: Iterable[Any]) -> list[int | None]:
-    return [size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size for size in given]
+def _numbers(sizes: Iterable[Any]) -> list[int | None]:
+    return [size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size for size in sizes]
 
 
 def sizes_differ(record: SizesRecord, value: torch.Tensor) -> bool:

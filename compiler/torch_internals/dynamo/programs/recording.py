@@ -45,17 +45,17 @@ class _WithoutArtifact(NotPortable):
 
 
 class Recording:
-    """Of one frame. program: its record, once it is traced; or the reason why there is none."""
+    """The recording of one frame. program: its record, once it is traced; or the reason why there is none."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = given
+    def __init__(self, call: Mapping[str, Any]) -> None:
+        self.call = call
         self.kernels = operators.kernels()
         self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
-        """By id, with the function, so that no other one gets that id."""
-        self.asked: list[tuple[Any, asked.Asked]] = []
-        """With the tracing context, as Dynamo may trace a frame several times."""
+        """Graphs by the function's id, with the function, so that no other one gets that id."""
+        self.questions: list[tuple[Any, asked.Asked]] = []
+        """Questions with the tracing context: Dynamo may trace a frame several times."""
         self.code: Mapping[str, types.CodeType] = {}
-        """Of the graphs' artifacts (generated_code.collecting)."""
+        """Code of the graphs' artifacts (generated_code.collecting)."""
         self.program: FrameProgram | None = None
         self.reason = ""
         self.without_artifact = False
@@ -75,9 +75,9 @@ def active() -> bool:
 
 
 @contextlib.contextmanager
-def recorded(given: Mapping[str, Any]) -> Iterator[Recording]:
-    """Record the frame that is traced in the block. given: the arguments of convert_frame._compile, by name."""
-    before, _current.recording = _current.recording, Recording(given)
+def recorded(call: Mapping[str, Any]) -> Iterator[Recording]:
+    """Record the frame that is traced in the block. call: the arguments of convert_frame._compile, by name."""
+    before, _current.recording = _current.recording, Recording(call)
     try:
         with generated_code.collecting() as _current.recording.code:
             yield _current.recording
@@ -97,7 +97,7 @@ def note_graph(
 def note_asked(question: asked.Asked) -> None:
     """Tracing asks what no guard asks again."""
     if _current.recording is not None:
-        _current.recording.asked.append((torch._guards.TracingContext.try_get(), question))
+        _current.recording.questions.append((torch._guards.TracingContext.try_get(), question))
 
 
 def observe() -> Callable[[], None]:
@@ -132,24 +132,24 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     graph = output.tracer_output.output_graph
     if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
         raise NotPortable("a transform or mode that is active around the call")
-    given = recording.given
+    call = recording.call
     modules = _modules_by_file()
     for code in graph.traced_code:
         named = digests.names_in(code) & _UNSEEN
         if named and not _is_library(modules.get(code.co_filename, code.co_filename)):
             raise NotPortable(f"a function that reads {', '.join(sorted(named))}")
     operators.check_all()
-    scope = given["globals"]
+    scope = call["globals"]
     digests.meet_module(scope.get("__name__"))
     sources = SourceWriter()
-    live = guards.Frame(given["locals"], scope)
+    live = guards.Frame(call["locals"], scope)
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
     records = guards.write(ordered, live, sources)
     compiled, constants = bytecode.write(output.bytecode, scope)
     graphs, splits = _graphs(recording, graph, scope)
-    traced = [each for each in graph.traced_code if each is not given["code"]]
+    traced = [each for each in graph.traced_code if each is not call["code"]]
     references = _references(traced, modules, live, ordered)
-    heard = [question for context, question in recording.asked if context is graph.tracing_context]
+    heard = [question for context, question in recording.questions if context is graph.tracing_context]
     compared = guards.write(asked.dropped(heard), live, sources)
     questions = asked.write(heard, live, sources)
     same_inputs, overlaps = _aliases(graph.aotautograd_guards, sources)
@@ -159,7 +159,7 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
         key_order=[sources.add(source) for source in graph.guard_on_key_order],
         sizes=guards.write_sizes(graph.input_source_to_sizes_strides, sources),
         shapes=shapes.write(graph, sources),
-        automatic=shapes.remembered(given),
+        automatic=shapes.remembered(call),
         same_inputs=same_inputs,
         overlaps=overlaps,
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",

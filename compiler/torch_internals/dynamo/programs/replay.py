@@ -23,25 +23,25 @@ from .sources import read
 def from_records(
     variants: Iterable[FrameProgram],
     graph: Callable[[ProgramGraph], Callable[..., Any] | str],
-    given: Mapping[str, Any],
+    call: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
 ) -> tuple[Any, FrameProgram | None, str]:
     """What convert_frame._compile returns after tracing, the record it is of, and ''; or None, None and why the last of
-    the records does not fit ('': there is none). given: the arguments of `_compile`, by name. timed:
+    the records does not fit ('': there is none). call: the arguments of `_compile`, by name. timed:
     frames.Programs.timed. Raises whatever `variants` raises."""
     reason = ""
-    if _at_limit(given):
+    if _at_limit(call):
         return None, None, ""
-    live = guards.Frame(given["locals"], given["globals"])
+    live = guards.Frame(call["locals"], call["globals"])
     with digests.snapshot():
         for variant in variants:
             try:
                 with digests.meeting() as met:
-                    digests.meet_module(given["globals"].get("__name__"))
+                    digests.meet_module(call["globals"].get("__name__"))
                     with timed("digests"):
                         operators.check_new(variant.kernels)
                         _check(_changed(variant.traced))
-                    return _from_record(variant, graph, live, given, timed, met), variant, ""
+                    return _from_record(variant, graph, live, call, timed, met), variant, ""
             except (NotPortable, _Differs) as error:
                 reason = str(error)
             except Exception as error:  # a module that is not imported here, a record that is damaged
@@ -49,9 +49,9 @@ def from_records(
     return None, None, reason
 
 
-def guard_filter(given: Mapping[str, Any]) -> Any:
+def guard_filter(call: Mapping[str, Any]) -> Any:
     """What the user has given as guard_filter_fn, or None."""
-    return getattr(given["hooks"], "guard_filter_fn", None)
+    return getattr(call["hooks"], "guard_filter_fn", None)
 
 
 class _Differs(Exception):
@@ -67,12 +67,12 @@ def _from_record(
     variant: FrameProgram,
     graph: Callable[[ProgramGraph], Callable[..., Any] | str],
     live: guards.Frame,
-    given: Mapping[str, Any],
+    call: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
     met: digests.Met,
 ) -> Any:
     """Raises _Differs, and other errors for what cannot be looked at."""
-    scope = _Globals(variant, given["globals"])
+    scope = _Globals(variant, call["globals"])
     try:
         with timed("guards"):
             sources = read(variant.sources, scope.renamed)
@@ -87,7 +87,7 @@ def _from_record(
         for split in variant.splits:
             callables[split.name] = split_graphs.build(split, callables)
         with timed("install"):
-            return _guarded(variant, sources, live, callables, scope, given)
+            return _guarded(variant, sources, live, callables, scope, call)
     finally:
         scope.close()
 
@@ -136,10 +136,10 @@ class _Globals:
                 hook()
 
 
-def _at_limit(given: Mapping[str, Any]) -> bool:
+def _at_limit(call: Mapping[str, Any]) -> bool:
     from torch._dynamo.cache_size import exceeds_recompile_limit
 
-    return bool(exceeds_recompile_limit(given["cache_size"], given["compile_id"])[0])
+    return bool(exceeds_recompile_limit(call["cache_size"], call["compile_id"])[0])
 
 
 def _changed(traced: Sequence[CodeReference]) -> str:
@@ -179,16 +179,16 @@ def _guarded(
     live: guards.Frame,
     callables: Mapping[str, Any],
     scope: _Globals,
-    given: Mapping[str, Any],
+    call: Mapping[str, Any],
 ) -> Any:
     from torch._dynamo import convert_frame
     from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
-    code, compile_id = given["code"], given["compile_id"]
+    code, compile_id = call["code"], call["compile_id"]
     compiled = bytecode.read(variant.bytecode, variant.constants, scope.scope)
     compiled = _renamed(compiled, scope.renamed).replace(co_filename=code.co_filename)
     _check_shape(code, compiled)
-    manager = _check_function(variant, sources, live, scope, given)
+    manager = _check_function(variant, sources, live, scope, call)
     disable: Any = torch._dynamo.disable
     for name in _called(variant):
         scope.add(name, disable(callables[name], reason="a compiled graph"))
@@ -245,7 +245,7 @@ def _check_function(
     sources: Sequence[Any],
     live: guards.Frame,
     scope: _Globals,
-    given: Mapping[str, Any],
+    call: Mapping[str, Any],
 ) -> Any:
     """Dynamo's own guards on the live frame. Raises AssertionError if they do not hold for it."""
     from torch import _guards
@@ -258,8 +258,8 @@ def _check_function(
     # Each once, as recorded. A GuardsSet would hash each of them, and note where it was made.
     kept: Any = list(guards.make(variant.guards, sources, live))
     state = OutputGraphGuardsState(
-        local_scope=dict(given["locals"]),
-        global_scope=given["globals"],
+        local_scope=dict(call["locals"]),
+        global_scope=call["globals"],
         torch_function_mode_stack=[],
         guard_on_key_order={sources[position] for position in variant.key_order},
         input_source_to_sizes_strides={
@@ -280,7 +280,7 @@ def _check_function(
         ],
         name_of_builtins_dict_key_in_fglobals=scope.renamed.get(variant.builtins),
     )
-    hooks = given["hooks"]
+    hooks = call["hooks"]
     parts: Any = ShapeCodeParts
     sizes = _Sizes(shapes.code(variant.shapes, sources))
     conditions = parts(
@@ -291,19 +291,19 @@ def _check_function(
         shape_env_sources=[],
     )
     check: Any = CheckFunctionManager
-    entries = given.get("cache_entries", given.get("cache_entry"))
+    entries = call.get("cache_entries", call.get("cache_entry"))
     with (
-        _guards.compile_context(_guards.CompileContext(given["compile_id"])),
+        _guards.compile_context(_guards.CompileContext(call["compile_id"])),
         chromium_event_timed("dynamo", reset_event_log_on_exit=True),
         get_metrics_context(),
         guard_building.values_from(live.value),
     ):
         manager = check(
-            given["code"],
+            call["code"],
             state,
             entries,
             hooks.guard_fail_fn if hooks else None,
-            guard_filter(given),
+            guard_filter(call),
             shape_code_parts=conditions,
         )
     return manager.guard_manager

@@ -85,21 +85,21 @@ def _shown(text: str, sources: Sequence[Any]) -> str:
     return _NAME.sub(lambda found: sources[int(found[1])].name, text)
 
 
-def remembered(given: Mapping[str, Any]) -> list[AutomaticRecord]:
+def remembered(call: Mapping[str, Any]) -> list[AutomaticRecord]:
     """What Dynamo remembers of a frame's sizes (torch._dynamo.pgo), after it has been traced."""
     return [
         AutomaticRecord(name, {field.name: _written(getattr(entry, field.name)) for field in _fields()})
-        for name, entry in sorted(_state(given).items())
+        for name, entry in sorted(_state(call).items())
     ]
 
 
-def remember(records: Sequence[AutomaticRecord], given: Mapping[str, Any]) -> None:
+def remember(records: Sequence[AutomaticRecord], call: Mapping[str, Any]) -> None:
     """Have Dynamo remember it in this process. Raises ValueError for what `remembered` does not make."""
     if not torch._dynamo.config.automatic_dynamic_shapes:
         return
     from torch._dynamo.pgo import FrameStateSizeEntry
 
-    state, known = _state(given), {field.name for field in _fields()}
+    state, known = _state(call), {field.name for field in _fields()}
     for record in records:
         if set(record.values) != known:
             raise ValueError(f"sizes have {', '.join(sorted(known))}")
@@ -111,12 +111,12 @@ def remember(records: Sequence[AutomaticRecord], given: Mapping[str, Any]) -> No
             state[record.name] = entry
 
 
-def _state(given: Mapping[str, Any]) -> Any:
+def _state(call: Mapping[str, Any]) -> Any:
     from torch._dynamo import pgo
 
     identify: Callable[..., Any] = pgo.CodeId.make
     count = len(inspect.signature(identify).parameters)
-    found = identify(*(given["code"], given.get("closure"))[:count])
+    found = identify(*(call["code"], call.get("closure"))[:count])
     return pgo.get_code_state()[found].automatic_dynamic
 
 

@@ -125,7 +125,7 @@ def tensor(value: torch.Tensor) -> Any:
 
 
 def hooks(value: Any) -> list[Any]:
-    """Of a module: how many of each kind. By default Dynamo has no guards against new ones."""
+    """How many hooks of each kind a module has. By default Dynamo has no guards against new ones."""
     if not isinstance(value, torch.nn.Module):
         return []
     found = ((name, vars(value).get(name)) for name in _HOOKS)

@@ -75,12 +75,9 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
     def put(kind: Any, method: str, judge: Callable[..., Asked | None]) -> None:
         def observed(own: Callable[..., Any]) -> Callable[..., Any]:
-            def calls(variable: Any, tx: Any, *given: Any, **named: Any) -> Any:
-                answer = own(variable, tx, *given, **named)
-                if (
-                    active()
-                    and (question := judge(variable, tx, *given, *named.values(), answer)) is not None
-                ):
+            def calls(variable: Any, tx: Any, *args: Any, **named: Any) -> Any:
+                answer = own(variable, tx, *args, **named)
+                if active() and (question := judge(variable, tx, *args, *named.values(), answer)) is not None:
                     note(question)
                 return answer
 
@@ -117,10 +114,10 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
                 return own(tx, function, name, arguments, keywords)
             answers: list[Any] = []
 
-            def called(*given: Any, **named: Any) -> Any:
-                answers.append(function(*given, **named))
+            def called(*args: Any, **named: Any) -> Any:
+                answers.append(function(*args, **named))
                 if not follows(function):
-                    note(Call(function, given, named, answers[0]))
+                    note(Call(function, args, named, answers[0]))
                 return answers[0]
 
             return own(tx, called, name, arguments, keywords)
@@ -189,14 +186,14 @@ class _Follows:
         return None if self(function) else Unnamed(f"what {_shown(function)} answers")
 
 
-def _hash(given: Sequence[Any] | None, answer: Any) -> Asked | None:
-    if given is None:
+def _hash(constants: Sequence[Any] | None, answer: Any) -> Asked | None:
+    if constants is None:
         return None if "Fake" in type(answer).__name__ else Unnamed("hash() of an object")
-    return None if digests.has_fixed_order(given) else Call(hash, tuple(given), {}, _value(answer))
+    return None if digests.has_fixed_order(constants) else Call(hash, tuple(constants), {}, _value(answer))
 
 
 def _text(function: Any, arguments: Sequence[Any], answer: Any) -> Asked | None:
-    """Of text that is made of objects."""
+    """Judges text that is made of objects."""
     value = _value(answer)
     if isinstance(value, str) and _ADDRESS.search(value):
         return Unnamed("text with an address in memory")
@@ -233,7 +230,7 @@ def _is_object(variable: Any) -> bool:
 
 
 def _classes(arguments: Sequence[Any]) -> Asked | None:
-    """Of isinstance and issubclass: whether a class answers with code of its own, which may ask anything."""
+    """Judges isinstance and issubclass: whether a class answers with code of its own, which may ask anything."""
     for kind in _flat(_value(arguments[1])) if len(arguments) == 2 else ():
         for owner, name in (
             (type(kind), "__instancecheck__"),

@@ -35,23 +35,23 @@ class ModuleName(Struct, frozen=True):
 
 
 class Attribute(Struct, frozen=True):
-    """Whether the object at a source has an attribute. found: the attribute's own source, if it has one."""
+    """Whether the object at a source has an attribute. value_source: the attribute's own source, if it has one."""
 
     source: Any
     name: str
-    found: Any = None
+    value_source: Any = None
 
 
 class Key(Struct, frozen=True):
-    """Whether the container at a source has a key. found: the value's source, if there is one."""
+    """Whether the container at a source has a key. value_source: the value's source, if there is one."""
 
     source: Any
     key: Any
-    found: Any = None
+    value_source: Any = None
 
 
 class Order(Struct, frozen=True):
-    """In which order the container at a source gives its keys or elements."""
+    """The order in which the container at a source gives its keys or elements."""
 
     source: Any
 
@@ -81,13 +81,13 @@ Question = ModuleName | Attribute | Key | Order | Call | Unnamed
 Asked = Question | Dropped
 
 
-def write(asked: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[AskedRecord]:
+def write(questions: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[AskedRecord]:
     """Records of all but dropped guards; to be called after those of the guards were written. Raises NotPortable for a
     question that another process could not ask."""
     found: dict[str, AskedRecord] = {}
     guarded = sources.known()
-    for question in _distinct(asked):
-        if isinstance(question, Attribute | Key) and question.found in guarded:
+    for question in _distinct(questions):
+        if isinstance(question, Attribute | Key) and question.value_source in guarded:
             continue  # it was found, and is looked up for a guard
         if not isinstance(question, Dropped):
             record = _record(question, frame, sources)
@@ -95,10 +95,10 @@ def write(asked: Iterable[Asked], frame: Frame, sources: SourceWriter) -> list[A
     return list(found.values())
 
 
-def _distinct(asked: Iterable[Asked]) -> Iterator[Asked]:
+def _distinct(questions: Iterable[Asked]) -> Iterator[Asked]:
     """Most questions are asked many times."""
     seen: set[Asked] = set()
-    for question in asked:
+    for question in questions:
         try:
             if question in seen:
                 continue
@@ -108,9 +108,9 @@ def _distinct(asked: Iterable[Asked]) -> Iterator[Asked]:
         yield question
 
 
-def dropped(asked: Iterable[Asked]) -> list[Any]:
+def dropped(questions: Iterable[Asked]) -> list[Any]:
     """Dropped guards, each once."""
-    guards = (question.guard for question in asked if isinstance(question, Dropped))
+    guards = (question.guard for question in questions if isinstance(question, Dropped))
     found = {(each.create_fn_name(), each.originating_source, _keywords(each)): each for each in guards}
     return list(found.values())
 
@@ -139,27 +139,27 @@ def _record(question: Question, frame: Frame, sources: SourceWriter) -> AskedRec
             try:
                 named = values.constant(key)
             except NotPortable:
-                return _order(source, frame, sources)
+                return _order_record(source, frame, sources)
             return AskedRecord(
                 "key", key in frame.value(source), source=sources.add(source), arguments=[named]
             )
         case Order(source):
-            return _order(source, frame, sources)
+            return _order_record(source, frame, sources)
         case Call(function, arguments, keywords, answer):
             return _call(function, arguments, keywords, answer)
 
 
-def _order(source: Any, frame: Frame, sources: SourceWriter) -> AskedRecord:
+def _order_record(source: Any, frame: Frame, sources: SourceWriter) -> AskedRecord:
     return AskedRecord("order", _in_order(frame.value(source)), source=sources.add(source))
 
 
-def _in_order(found: Iterable[Any]) -> list[Any]:
-    return [values.described(each) for each in found]
+def _in_order(container: Iterable[Any]) -> list[Any]:
+    return [values.described(each) for each in container]
 
 
 def _call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], answer: Any) -> AskedRecord:
     shown = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
-    module, name, wrappers = _place(function, shown)
+    module, name, wrappers = _location(function, shown)
     try:
         return AskedRecord(
             "call",
@@ -174,7 +174,7 @@ def _call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], 
         raise NotPortable(f"what {shown} answered while tracing, {error}") from None
 
 
-def _place(function: Any, shown: str) -> tuple[str, str, int]:
+def _location(function: Any, shown: str) -> tuple[str, str, int]:
     """Module and name by which the function is found, and behind how many wrappers. Raises NotPortable."""
     name = getattr(function, "__qualname__", "")
     for module in (getattr(function, "__module__", None) or "builtins", "torch", "torch._C"):
@@ -198,13 +198,13 @@ def _function(module: str, name: str, wrappers: int) -> Any:
     return found
 
 
-def _answer(found: Any) -> Any:
-    kind = type(found)
+def _answer(answer: Any) -> Any:
+    kind = type(answer)
     if kind.__module__ == "torch._C" and kind.__qualname__ in _BY_TEXT:
-        return [kind.__qualname__, repr(found)]
+        return [kind.__qualname__, repr(answer)]
     if kind.__qualname__ == "ModuleSpec":  # of importlib: the loader may be any object
-        return [kind.__qualname__, found.name, str(found.origin), type(found.loader).__name__]
-    return values.described(found)
+        return [kind.__qualname__, answer.name, str(answer.origin), type(answer.loader).__name__]
+    return values.described(answer)
 
 
 def _module(path: str) -> types.ModuleType | None:
@@ -242,7 +242,7 @@ def differing(records: Sequence[AskedRecord], sources: Sequence[Any], frame: Fra
             return f"a question of the kind {record.kind}"
         shown = _shown(record, sources)
         try:
-            now = asks(record, _asked(record, sources, frame))
+            now = asks(record, _target(record, sources, frame))
         except Exception as error:
             return f"{shown}: {type(error).__name__}: {error}"
         if now != record.answer:
@@ -263,7 +263,7 @@ def _shown(record: AskedRecord, sources: Sequence[Any]) -> str:
     return f"what {place}.{record.name}({more}) answers"
 
 
-def _asked(record: AskedRecord, sources: Sequence[Any], frame: Frame) -> Any:
+def _target(record: AskedRecord, sources: Sequence[Any], frame: Frame) -> Any:
     """The object that is asked. Raises LookupError, and whatever the source's look-up raises."""
     if record.source is not None:
         return frame.value(sources[record.source])
@@ -282,9 +282,9 @@ def _called(record: AskedRecord, function: Any) -> Any:
 
 
 ANSWERS: dict[str, Callable[[AskedRecord, Any], Any]] = {
-    "attribute": lambda record, found: hasattr(found, record.arguments[0]),
+    "attribute": lambda record, target: hasattr(target, record.arguments[0]),
     "call": _called,
-    "key": lambda record, found: values.constant_of(record.arguments[0]) in found,
-    "order": lambda record, found: _in_order(found),
+    "key": lambda record, target: values.constant_of(record.arguments[0]) in target,
+    "order": lambda record, target: _in_order(target),
 }
 """Kind -> what asks the object again."""

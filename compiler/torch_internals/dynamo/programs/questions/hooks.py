@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from ....patching import replace
+
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes of a method what takes its place."""
 
@@ -15,20 +17,16 @@ class Hooks:
     """What was put around methods and functions, to be taken away again by `end`."""
 
     def __init__(self) -> None:
-        self._placed: list[tuple[Any, str, Any, Any]] = []
+        self._restore: list[Callable[[], None]] = []
 
     def put(self, owner: type | ModuleType, name: str, around: Around) -> None:
         """Around what the class or module itself has under the name."""
         own = vars(owner)[name]
-        placed = functools.wraps(own)(around(own))
-        setattr(owner, name, placed)
-        self._placed.append((owner, name, own, placed))
+        self._restore.append(replace(owner, name, functools.wraps(own)(around(own))))
 
     def end(self) -> None:
-        for owner, name, own, placed in reversed(self._placed):
-            if vars(owner).get(name) is placed:
-                setattr(owner, name, own)
-        self._placed.clear()
+        while self._restore:
+            self._restore.pop()()
 
 
 def owners(base: type, name: str) -> Iterator[type]:

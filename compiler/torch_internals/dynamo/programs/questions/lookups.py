@@ -197,14 +197,14 @@ def _class_with(root: type, name: str) -> type:
     return next((each for each in root.__mro__ if name in vars(each)), root)
 
 
-def _note_attribute(note: Note, variable: Any, name: str, found: Any = None) -> None:
+def _note_attribute(note: Note, variable: Any, name: str, value_source: Any = None) -> None:
     source = getattr(variable, "source", None)
     if source is not None:
-        note(Attribute(source, name, found))
+        note(Attribute(source, name, value_source))
 
 
-def _note_key(note: Note, variable: Any, key: Any, found: Any = None) -> None:
-    """Of a dict that was there before the trace; what the trace puts into it follows from what was traced."""
+def _note_key(note: Note, variable: Any, key: Any, value_source: Any = None) -> None:
+    """Notes a key of a dict that was there before the trace. What the trace puts into it follows from the trace."""
     source = getattr(variable, "source", None)
     if source is None:
         return
@@ -213,12 +213,12 @@ def _note_key(note: Note, variable: Any, key: Any, found: Any = None) -> None:
     except Exception:
         note(Order(source))
     else:
-        note(Key(source, constant, found))
+        note(Key(source, constant, value_source))
 
 
 def note_keys(note: Note, variable: Any, depth: int = 8) -> None:
-    """Of each dict that was there before the trace, in a container or not: Dynamo has guards on its values, and none on
-    its keys, where it takes the whole of it for text, say."""
+    """Notes each dict that was there before the trace, in a container or not: Dynamo has guards on its values, and none
+    on its keys, where it takes the whole of it for text, say."""
     variable = _realized(variable)
     inner = _own(variable, "_base_vt")  # of a class that inherits from dict or list
     items = _own(variable if inner is None else inner, "items")
