@@ -13,7 +13,7 @@ import torch
 
 from ..errors import ForbiddenTarget, Unsupported
 from ..request import allowed_names
-from ..request.operator_table import left_out, table
+from ..request.operator_table import table
 from ..torch_internals.dynamo import operators
 from ..torch_internals.dynamo.types import HigherOrderOperator, OpOverload, OpOverloadPacket
 from .dtensors import DTensorCall
@@ -50,6 +50,8 @@ def target_name(fn: Any) -> str:
 
 def not_in_table(name: str, kind: str = "operator") -> Unsupported:
     """The error for an operator that a request cannot name, with the reason if there is a rule."""
+    from ..request.operator_table import left_out  # 5 ms of patterns, which no graph needs that can be sent
+
     reason = left_out.reason(name.removeprefix("Tensor."))
     said = "" if reason is None else f": {reason}"
     version = table.load(torch.__version__).torch
