@@ -350,7 +350,7 @@ async def _time_scripts(redis: Any, gateway: GatewayParts) -> dict[str, list[flo
     tenant = gateway.tenants.default
     keys = tenant.keys
     known = [key.decode() for key in await redis.zrange(keys.lru, 0, _SCRIPT_RUNS - 1)]
-    needs = CompileNeeds(TOOLCHAIN, TARGET)
+    needs = CompileNeeds(TOOLCHAIN, TARGET, schema.REVISION)
 
     async def lookup(number: int) -> None:
         key = known[number] if number < len(known) else "0" * 64

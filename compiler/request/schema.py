@@ -10,7 +10,6 @@ nodes refer to each other by position, and tables are sorted. Its bytes are code
 
 from __future__ import annotations
 
-import sys
 from typing import Literal
 
 from msgspec import Struct
@@ -20,11 +19,8 @@ from ..tuning import records
 SCHEMA = 1
 PIPELINE = 1
 """Part of every key: raised when the workers compile what is published already anew (CONTRIBUTING.md says when)."""
-FIRST_REVISION = sys.intern("1.1")
-"""The default of a part that states none."""
-REVISION = sys.intern(f"{SCHEMA}.{PIPELINE}")
-"""Requests of one revision are compiled by workers of that revision only. Interned: msgspec leaves out a default that
-is the same object."""
+REVISION = f"{SCHEMA}.{PIPELINE}"
+"""Requests of one revision are compiled by workers of that revision only."""
 
 
 class WireStruct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):

@@ -17,9 +17,9 @@ from ..storage.redis.scripts import Scripts
 PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 """What a namespace may be called."""
 NAMED = "^([a-z0-9][a-z0-9-]{0,62})?$"
-"""In a request: one, or '' for the token's own."""
+"""How a request names a namespace: '' is the token's own."""
 EVERY = "*"
-"""In place of a namespace, in a token's record: it administers all of them."""
+"""Stands for a namespace in the record of a token that administers all of them."""
 _NEW = b"{}"
 
 

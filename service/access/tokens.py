@@ -143,31 +143,31 @@ class Tokens:
                 return await self._admit(record.id, msgspec.json.encode(record))
         raise Unauthenticated("the token is not known")
 
-    async def _is_listed(self, found: str) -> bool:
+    async def _is_listed(self, digest: str) -> bool:
         """Whether an issued token that has not ended has this digest, or had a moment ago. Raises RedisError."""
 
         async def read() -> set[str]:
             now = time.time()
             return {field for field, record in await self._all() if record.over(now) is None}
 
-        return found in await self._listed.get(read)
+        return digest in await self._listed.get(read)
 
     def sign_in(self) -> SignInReply:
         """Where people get tokens that are accepted here, other than from an administrator."""
         return SignInReply([]) if self._jwts is None else self._jwts.sign_in()
 
-    async def _admit(self, found: str, record_json: bytes = b"") -> Grant:
-        """Counts one request. found: an issued token's digest; or the id of a record that Redis does not have, with
-        that record. Raises as `check`."""
+    async def _admit(self, identity: str, record_json: bytes = b"") -> Grant:
+        """Counts one request. identity: an issued token's digest; or the id of a record that Redis does not have, with
+        that record. Raises what `check` does."""
         admitted = await self._scripts.authenticate(
             keys=[
                 self._keys.tokens,
-                self._keys.bucket(found),
+                self._keys.bucket(identity),
                 self._keys.namespaces,
                 self._keys.deleted,
             ],
             args=[
-                *(found, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE),
+                *(identity, self._rate, self._burst_seconds, self._keys.installation, DEFAULT_NAMESPACE),
                 record_json,
             ],
         )

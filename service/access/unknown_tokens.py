@@ -21,7 +21,7 @@ _AT_ONCE = 500
 _REMEMBERED = 8192
 """Addresses, and as many tokens."""
 _NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one has all with the same beginning."""
+"""Bits of an IPv6 address that count: whoever has one address has all with the same beginning."""
 
 
 V = TypeVar("V")

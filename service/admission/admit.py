@@ -74,7 +74,7 @@ class Admission:
         return await read_body(request, limit, seconds=self._body_timeout_seconds)
 
     def read_file(self, request: Request, limit_bytes: int) -> AbstractAsyncContextManager[UploadedFile]:
-        """As `read`, on disk. Raises Unavailable too."""
+        """Like `read`, into a file. Raises Unavailable too."""
         return body_in_file(request, limit_bytes, seconds=self._body_timeout_seconds)
 
     async def key_of(self, body: bytes, *, namespace: str) -> tuple[str, CompileRequest | None]:
@@ -94,7 +94,7 @@ class Admission:
         return request.key, request
 
     async def request_of(self, body: bytes, *, namespace: str) -> CompileRequest:
-        """As `parse`, but once for all who need these bytes in this namespace at the same time."""
+        """Like `parse`, but once for all who need these bytes in this namespace at the same time."""
         return await self._parse_once(await _name(body, namespace), body)
 
     async def _parse_once(self, name: str, body: bytes) -> CompileRequest:

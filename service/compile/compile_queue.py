@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 _REMEMBERED_BYTES = 64 << 20
 _REMEMBERED = 4096
-"""Of the requests that a process remembers, the latest: their bodies together, and how many."""
+"""A process remembers its latest requests: so many bytes of bodies together, and so many requests."""
 
 
 class QueuedRequest(NamedTuple):

@@ -96,7 +96,7 @@ class Flight:
         """Dispatchers have died of it."""
         self.over = False
         """Its lease is given up: nobody may renew it any more."""
-        self.made = False
+        self.compiled = False
         """The artifact is there and only has to be published, even if no client waits."""
 
     @property
@@ -196,7 +196,7 @@ class Flights:
         task.add_done_callback(landed)
 
     async def _traced(self, flight: Flight) -> None:
-        """In the trace of whoever caused the compile."""
+        """Runs the flight in the trace of whoever caused the compile."""
         lease = flight.lease
         queued = time.time() - lease.waited
         with self._tracer.begin("compile", lease.trace, began=queued) as span:
@@ -256,7 +256,7 @@ class Flights:
                 log.warning("lease_not_renewed", key=flight.lease.key, error=str(error))
                 continue
             match renewal:
-                case "abandoned" if flight.made:
+                case "abandoned" if flight.compiled:
                     continue
                 case "lost" | "published" | "abandoned":
                     return renewal
@@ -290,7 +290,7 @@ class Flights:
         finally:
             stages.end()
         await self._report_progress(flight, "publish", "")
-        flight.made = True
+        flight.compiled = True
         with self._tracer.span("sign"):
             signed = await self._sign(flight, request.key, data)
         offer = await make_offer(request.key, signed, request.components)

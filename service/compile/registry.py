@@ -11,7 +11,6 @@ from msgspec import Struct
 from ...compiler import decoding
 from ...compiler.api.compiles import WorkerInfo
 from ...compiler.api.training.jobs import TrainSpec
-from ...compiler.request.schema import FIRST_REVISION
 from ..base.async_tasks import Recent
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
@@ -36,8 +35,8 @@ class DispatcherInfo(Struct, frozen=True):
     problem: str
     workers: list[WorkerInfo]
     nodes: list[dict[str, float]]
-    revision: str = FIRST_REVISION
-    """Of what it compiles (schema.REVISION)."""
+    revision: str
+    """The revision of requests that it compiles (schema.REVISION)."""
     cluster: str = ""
     promised: list[TrainSpec] = []
 
@@ -69,7 +68,7 @@ class DispatcherRegistry:
         return await self._recent.get(self._read)
 
     async def workers(self) -> list[WorkerInfo]:
-        """Of all dispatchers. Raises RedisError."""
+        """The workers of all dispatchers. Raises RedisError."""
         return [worker for each in await self.dispatchers() for worker in each.workers]
 
     async def write(self, info: DispatcherInfo) -> None:

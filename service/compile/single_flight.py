@@ -45,14 +45,14 @@ class CompileNeeds(Struct, frozen=True):
 
     toolchain: schema.Toolchain
     target: schema.Target
-    revision: str = schema.FIRST_REVISION
-    """Of the gateway that made its key (schema.REVISION)."""
+    revision: str
+    """That of the gateway that made its key (schema.REVISION)."""
     unkeyed: str = ""
     """A digest of what a failure depends on besides the key: a request that differs in it is compiled all the same."""
     priority: Priority = Priority.PERSON
     """With which it is queued."""
     dispatcher: str = ""
-    """Of a tuning job: the dispatcher that runs it, and hears of what the compile searches if it takes it."""
+    """The dispatcher that runs the tuning job, or '': it hears what the compile searches if it takes it."""
 
 
 class Lease(Struct, frozen=True):
@@ -95,7 +95,7 @@ class Leases:
         self._abandon_ms = int(settings.abandon_seconds * 1000)
 
     def needs(self, request: CompileRequest) -> CompileNeeds:
-        """Of this request, under the limits of this installation's compiles and the code of this version."""
+        """What this request needs, under the limits of this installation's compiles and the code of this version."""
         limits = self._settings.compile_deadline_seconds, self._settings.worker_memory_limit_bytes
         known = VERSION, *limits, request.unkeyed
         return CompileNeeds(

@@ -18,7 +18,7 @@ Kind = tuple[str, str]
 
 
 async def read_load(pending: PendingCompiles, registry: DispatcherRegistry) -> Load:
-    """Of the whole installation. Raises RedisError."""
+    """The load of the whole installation. Raises RedisError."""
     dispatchers = await registry.dispatchers()
     slots: dict[Kind, Counter[str]] = {}
     for worker in (worker for each in dispatchers for worker in each.workers):
@@ -47,6 +47,6 @@ async def read_load(pending: PendingCompiles, registry: DispatcherRegistry) -> L
 
 
 def _kind(toolchain: schema.Toolchain, target: schema.Target) -> Kind:
-    """As an operator names it. A worker that starts has no toolchain yet."""
-    made = f"{toolchain.python} torch {toolchain.torch}" if toolchain.torch else ""
-    return target.name or target.kind, made
+    """The kind as an operator names it. A worker that starts has no toolchain yet."""
+    software = f"{toolchain.python} torch {toolchain.torch}" if toolchain.torch else ""
+    return target.name or target.kind, software

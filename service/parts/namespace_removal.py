@@ -23,7 +23,7 @@ from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from .shared import SharedParts
 
 _OBJECTS = 1000
-"""Of the blob store, that one request deletes."""
+"""How many objects of the blob store one request deletes, at most."""
 _PAGE = 1000
 
 

@@ -11,7 +11,7 @@ from .remote import RemoteKeyring
 from .trusted_keys import TrustedKeys
 
 _KNOWN = "signer_keys.json"
-"""In the state folder: the signer's last list of public keys."""
+"""The signer's last list of public keys, a file in the state folder."""
 
 
 def open_folder(settings: ServiceSettings) -> Keyring:

@@ -19,7 +19,7 @@ from ...compiler.artifact.signing import key_id
 from ...compiler.errors import SettingsError, Unavailable
 
 _LABEL = "torchrelay"
-"""Of our keys, among others that may be in the device."""
+"""The label of our keys, among others that may be in the device."""
 _ED25519 = encode_named_curve_parameters("1.3.101.112")
 _RAW_BYTES = 32
 

@@ -51,8 +51,7 @@ _PATIENCE_SECONDS = 10.0
 _WAITS = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds before each further try; the last one repeats."""
 _TIMEOUT = httpx2.Timeout(60.0, connect=2.0)
-"""Of signing and of changes: silence while a large artifact is checked, and a writer that waits for the folder's lock.
-"""
+"""How long signing and changes may be silent: a large artifact is checked, or a writer waits for the folder's lock."""
 _RING_TIMEOUT = httpx2.Timeout(5.0, connect=2.0)
 _REPLY_BYTES = 1 << 20
 
@@ -84,7 +83,7 @@ class RemoteKeyring(TrustedKeys):
         self._url = url
         self._http = _client(url, token, ca_file)
         self._lock = threading.Lock()
-        """Of whoever replaces `_loaded`."""
+        """Held by whoever replaces `_loaded`."""
         self._ended = threading.Event()
         self._known = known
         stored = self._stored()
@@ -115,7 +114,7 @@ class RemoteKeyring(TrustedKeys):
         self._http.close()
 
     def signed_head(self, data: ArtifactFile, *, key: str, namespace: str, origin: str = "") -> bytes:
-        """As in the base class. Raises Unavailable too, after some seconds without a signer."""
+        """See the base class. Raises Unavailable too, after some seconds without a signer."""
         path = "/v1/sign?" + urlencode({"key": key, "namespace": namespace, "origin": origin})
         refusal = ""
         for _ in range(2):

@@ -90,7 +90,7 @@ class _Routes:
         self._keyring = keyring
         self._tokens = tokens
         self._limits = limits
-        self._held = 0
+        self._bytes_here = 0
         """Bytes of artifacts here, those that are still to arrive included."""
         self._processors = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
@@ -122,21 +122,21 @@ class _Routes:
 
     async def ring(self, request: Request) -> Response:
         self._tokens.check(request, admin=False)
-        return await self._told()
+        return await self._ring_reply()
 
     async def rotate(self, request: Request) -> Response:
-        asked = await self._asked(request, Rotation)
-        return await self._change("key_rotated", self._keyring.rotate, asked.overlap_seconds)
+        rotation = await self._read(request, Rotation)
+        return await self._change("key_rotated", self._keyring.rotate, rotation.overlap_seconds)
 
     async def revoke(self, request: Request) -> Response:
-        asked = await self._asked(request, Revocation)
-        return await self._change("key_revoked", self._keyring.revoke, asked.key_id)
+        revocation = await self._read(request, Revocation)
+        return await self._change("key_revoked", self._keyring.revoke, revocation.key_id)
 
     async def disown(self, request: Request) -> Response:
         self._tokens.check(request, admin=True)
         return await self._change("all_disowned", self._keyring.disown)
 
-    async def _asked(self, request: Request, type: type[T]) -> T:
+    async def _read(self, request: Request, type: type[T]) -> T:
         self._tokens.check(request, admin=True)
         body = await read_body(request, _JSON_BYTES, seconds=self._limits.body_seconds)
         try:
@@ -153,9 +153,9 @@ class _Routes:
                 hint="See to the signer's folder of keys, then do it again",
             ) from None
         log.info(event, arguments=arguments, signer=ring.keys[-1].id, serial=ring.serial, epoch=ring.epoch)
-        return await self._told()
+        return await self._ring_reply()
 
-    async def _told(self) -> Response:
+    async def _ring_reply(self) -> Response:
         document = self._keyring.document()
         sites = self._keyring.import_trust().sites
         return _json(RingReply(document, [key_text(site) for site in sites.values()]))
@@ -163,16 +163,16 @@ class _Routes:
     @contextmanager
     def _room(self, size: int) -> Iterator[None]:
         """Raises Overloaded if there is none for so many bytes more."""
-        if self._held + size > self._limits.memory_bytes:
+        if self._bytes_here + size > self._limits.memory_bytes:
             raise Overloaded(
-                f"the signer holds {self._held} bytes of artifacts, and has no room for {size}",
+                f"the signer holds {self._bytes_here} bytes of artifacts, and has no room for {size}",
                 hint="Try again in a second",
             )
-        self._held += size
+        self._bytes_here += size
         try:
             yield
         finally:
-            self._held -= size
+            self._bytes_here -= size
 
 
 def create_app(keyring: Keyring, tokens: SignerTokens, limits: SignerLimits) -> Starlette:

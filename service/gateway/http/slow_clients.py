@@ -67,7 +67,7 @@ class HeadLimitsProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._retry_after = retry_after
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        """Of what has come since the last request began."""
+        """Bytes that have come since the last request began."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)

@@ -111,7 +111,7 @@ async def _counters(gateway: GatewayParts) -> dict[str, Counters]:
 
 
 async def _counters_together(gateway: GatewayParts) -> dict[str, Counters]:
-    """Of all namespaces. Raises RedisError."""
+    """The counters of all namespaces. Raises RedisError."""
     return {EVERY: await read_sum(gateway.redis, gateway.keys, gateway.namespaces.names)}
 
 

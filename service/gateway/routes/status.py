@@ -31,7 +31,7 @@ class InfoReply(Struct, frozen=True):
     pipeline: int
     """The revision of the pipeline that is part of the keys (compiler/request/schema.py)."""
     namespace: str
-    """Of the token; artifacts for it are signed for this namespace."""
+    """The token's namespace; artifacts for it are signed for this one."""
     key_ids: list[str]
     public_keys: list[str]
 

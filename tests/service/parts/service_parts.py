@@ -44,7 +44,7 @@ from torchrelay.workers.pool import SearchDevice
 from waiting import wait_until
 
 TOKEN = "test-token-" + "0" * 32
-NEEDS = CompileNeeds(TOOLCHAIN, TARGET)
+NEEDS = CompileNeeds(TOOLCHAIN, TARGET, request_schema.REVISION)
 
 
 def graph(

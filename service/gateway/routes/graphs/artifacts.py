@@ -66,15 +66,15 @@ async def artifact(request: Request, key: CacheKey, gateway: Gateway, tenant: Re
     )
 
 
-class _HeldArtifact(Response):
+class _ArtifactInMemory(Response):
     """Bytes of memory, in pieces, since a connection holds a copy of what its client has not yet taken. uvloop's
     without TLS refers to it instead, so that its pieces may be large."""
 
     media_type = manifest.ARTIFACT_MEDIA_TYPE
 
-    def __init__(self, found: FoundArtifact, headers: dict[str, str]) -> None:
-        super().__init__(found.data, headers=headers)
-        self._found = found
+    def __init__(self, artifact: FoundArtifact, headers: dict[str, str]) -> None:
+        super().__init__(artifact.data, headers=headers)
+        self._artifact = artifact
         """Until its last piece is sent, memory counts it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,12 +90,12 @@ class _HeldArtifact(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def artifact_response(found: FoundArtifact, headers: dict[str, str]) -> Response:
+def artifact_response(artifact: FoundArtifact, headers: dict[str, str]) -> Response:
     """The artifact's bytes. A stream that fails breaks off before its declared length."""
-    if found.data is not None:
-        return _HeldArtifact(found, headers)
+    if artifact.data is not None:
+        return _ArtifactInMemory(artifact, headers)
     return StreamingResponse(
-        found.pieces(),
+        artifact.pieces(),
         media_type=manifest.ARTIFACT_MEDIA_TYPE,
-        headers={**headers, "Content-Length": str(found.size)},
+        headers={**headers, "Content-Length": str(artifact.size)},
     )
