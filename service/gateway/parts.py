@@ -21,13 +21,13 @@ from ..compile.search.database import AutotuneEntries
 from ..jobs.training.admission import TrainingJobAdmission
 from ..jobs.training.files import FOLDER
 from ..jobs.tuning.admission import TuningJobAdmission
-from ..parts.namespace_removal import NamespaceRemover
 from ..parts.shared import SharedParts, TenantParts, Tenants
 from ..storage.blobs import FOLDERS
 from ..storage.redis.counter_store import read_counters
 from ..storage.redis.keys import DEFAULT_NAMESPACE
 from ..storage.redis.retry import redis_errors_logged
 from .http.event_stream import EventStreams
+from .namespace_removal import NamespaceRemover
 
 _COUNTERS_SECONDS = 1.0
 """How old counters may be that whoever has no token gets."""

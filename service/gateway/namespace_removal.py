@@ -18,9 +18,9 @@ from ..access.audit import AuditEvent, AuditLog
 from ..access.tokens import Grant
 from ..jobs.open_jobs import OpenJobs
 from ..jobs.training.files import FOLDER
+from ..parts.shared import SharedParts
 from ..storage.blobs import FOLDERS
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
-from .shared import SharedParts
 
 _OBJECTS = 1000
 """How many objects of the blob store one request deletes, at most."""
