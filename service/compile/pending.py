@@ -81,16 +81,16 @@ class PendingCompiles:
         named = {lease: self._keys.leased(lease) for lease in leases}
         async with self._redis.pipeline(transaction=False) as pipe:
             for namespace, key in filter(None, named.values()):
-                pipe.hget(self._keys.of(namespace).run(key), "what")
+                pipe.hget(self._keys.of(namespace).run(key), "needs")
             answers = iter(await pipe.execute())
         for lease, found in named.items():
-            what = next(answers) if found else None
-            if what is None:  # Redis has lost a part of it; who waits asks again
+            packed = next(answers) if found else None
+            if packed is None:  # Redis has lost a part of it; who waits asks again
                 log.error("queued_compile_lost", lease=lease)
                 await self._redis.zrem(self._keys.pending, lease)
                 continue
             try:
-                needs = decoding.from_msgpack(what, type=CompileNeeds)
+                needs = decoding.from_msgpack(packed, type=CompileNeeds)
             except MsgspecError as error:  # a gateway of another release queued it, for a dispatcher of that
                 log.warning("queued_compile_not_readable", lease=lease, error=str(error))
                 continue

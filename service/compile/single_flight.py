@@ -157,13 +157,13 @@ class Leases:
         over or not known."""
         owner = uuid.uuid4().hex
         match await self._acquire(key, owner, b"", needs=needs, finish=False, mode="take"):
-            case [b"lease", fence, body, taken, waited_ms, wanted, trace, what, killed]:
+            case [b"lease", fence, body, taken, waited_ms, wanted, trace, needs_packed, killed]:
                 return Lease(
                     key,
                     owner,
                     fence.decode(),
                     body,
-                    decoding.from_msgpack(what, type=CompileNeeds),
+                    decoding.from_msgpack(needs_packed, type=CompileNeeds),
                     int(taken),
                     int(waited_ms) / 1000,
                     wanted=bool(int(wanted)),
@@ -228,8 +228,8 @@ class Leases:
     def _renewal(self, key: str, owner: str, body: bytes, needs: CompileNeeds) -> list[str | bytes | int]:
         """The arguments with which renew.lua and acquire.lua begin. body: empty until they ask for it."""
         times = self._lease_ms, self._ttl_ms
-        what = msgspec.msgpack.encode(needs)
-        return [key, owner, *times, self._keys.wake, self._abandon_ms, body, what]
+        packed = msgspec.msgpack.encode(needs)
+        return [key, owner, *times, self._keys.wake, self._abandon_ms, body, packed]
 
     async def progress(self, lease: Lease, stage: compiles.Stage, detail: str) -> bool:
         """Appends an event; false when the lease is not ours any more."""

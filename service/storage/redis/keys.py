@@ -281,7 +281,7 @@ class Keys:
 
     def run(self, key: str) -> str:
         """Hash: started (ms), joins, finish, leases (how often one was taken), killed (how many workers died
-        of it), what (CompileNeeds, MessagePack), trace (traceparent of whoever asked first)."""
+        of it), needs (CompileNeeds, MessagePack), trace (traceparent of whoever asked first)."""
         return f"{self.prefix}run:{key}"
 
     def waiters(self, key: str) -> str:

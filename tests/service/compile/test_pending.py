@@ -22,7 +22,7 @@ def test_however_many_are_queued_all_are_seen_and_those_that_are_over_forgotten(
         names = [f"{number:064x}" for number in range(MANY)]
         async with redis.pipeline(transaction=False) as pipe:
             for waits, name in enumerate(names):
-                pipe.hset(keys.run(name), "what", msgspec.msgpack.encode(NEEDS))
+                pipe.hset(keys.run(name), "needs", msgspec.msgpack.encode(NEEDS))
                 pipe.zadd(keys.pending, {keys.lease(name): waits})
             await pipe.execute()
         pending = PendingCompiles(redis, keys, most=2 * MANY)

@@ -153,7 +153,7 @@ def test_a_compile_that_another_release_queued_stays_for_its_dispatchers(
     lease = KEYS.lease("ab" * 32)
     toolchain = {**msgspec.to_builtins(TOOLCHAIN), "of_the_next_release": 1}
     needs = {"toolchain": toolchain, "target": TARGET}
-    redis.hset(KEYS.run("ab" * 32), "what", msgspec.msgpack.encode(needs))
+    redis.hset(KEYS.run("ab" * 32), "needs", msgspec.msgpack.encode(needs))
     now = time.time() * 1000
     redis.zadd(KEYS.pending, {lease: now})
     with running.http() as http:

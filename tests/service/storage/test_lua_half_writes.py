@@ -101,7 +101,7 @@ def acquire(
 
 
 def renewal(owner: str, body: str) -> list[Argument]:
-    return [KEY, owner, 1000, HOUR, KEYS.wake, 60_000, body, "what"]
+    return [KEY, owner, 1000, HOUR, KEYS.wake, 60_000, body, "needs"]
 
 
 def renew(*stored: tuple[Argument, ...], owner: str = "me", body: str = "") -> Call:

@@ -1,19 +1,19 @@
 -- Answer a request for a key that is not cached: queue its compile, join its holder, or refuse; or take its lease. Who
 -- asks without the body is told if it is needed; then only the time of that is noted.
 -- KEYS: Keys.compile_keys. mode: 'queue': for any dispatcher; 'take': take the lease of a compile that is queued, or
--- whose holder died. what: which workers it needs, for dispatchers. most_compiles,
+-- whose holder died. needs: CompileNeeds, for dispatchers. most_compiles,
 -- most_seconds: limits of a namespace without its own quota (0: no limit). trace: the caller's span. priority: see
 -- single_flight.Priority; 0: a person waits. Jobs hold at most half of the queue, and what they have in it counts as
 -- their namespace's only once it is taken.
 -- Returns {'hit'}, {'failed', error JSON}, {'wait'}, {'gone'}, {'body'}, {'later'}, {'queued'},
 --         {'lease', fence, body, how often it was taken, ms since it was queued, wanted 1 or 0,
---          trace of whoever asked first, what, how many workers died of it},
+--          trace of whoever asked first, needs, how many workers died of it},
 --         {'overloaded', how many are queued, 'all' or 'share'}, {'overloaded', bytes of their requests, 'bytes'},
 --         {'compiles', limit} or
 --         {'seconds', limit, ms until the period ends}.
 local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, body_bytes,
   priorities = unpack(KEYS)
-local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what, finish, mode = unpack(ARGV)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, needs, finish, mode = unpack(ARGV)
 local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace, most_bytes, priority = unpack(
   ARGV, 11)
 check_arguments(19)
@@ -69,7 +69,7 @@ local holder, held_fence = holder_of(lease)
 if holder then
   if holder == owner then -- the same call again, after a lost answer
     return {'lease', held_fence, redis.call('GET', request) or '', 1, 0, 1, redis.call('HGET', run, 'trace') or '',
-      redis.call('HGET', run, 'what') or what, redis.call('HGET', run, 'killed') or 0}
+      redis.call('HGET', run, 'needs') or needs, redis.call('HGET', run, 'killed') or 0}
   end
   if asking then
     redis.call('HINCRBY', run, 'joins', 1)
@@ -200,9 +200,9 @@ end
 redis.call('SET', request, body, 'PX', ttl_ms)
 redis.call('HSET', body_bytes, lease, #body)
 if asking then
-  redis.call('HSET', run, 'what', what)
+  redis.call('HSET', run, 'needs', needs)
 else -- a dispatcher may remember what an earlier request with this key was
-  what = redis.call('HGET', run, 'what') or what
+  needs = redis.call('HGET', run, 'needs') or needs
 end
 want()
 local function report(detail)
@@ -232,5 +232,5 @@ if times > 1 then
   report('taken over from a holder that died')
 end
 local waited = now - number_or(now, redis.call('HGET', run, 'started'))
-return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or '', what,
+return {'lease', number, body, times, waited, wanted, redis.call('HGET', run, 'trace') or '', needs,
   redis.call('HGET', run, 'killed') or 0}

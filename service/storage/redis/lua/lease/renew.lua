@@ -3,7 +3,7 @@
 -- KEYS: Keys.compile_keys. body: '' until it is asked for; Redis has it unless it lost its memory.
 -- Returns {'held' or 'retaken', fence, wanted 1 or 0}, {'lost'}, {'published'}, or {'body'}: it is needed.
 local index, lease, fence, active, events, request, run, waiters, _, _, _, _, _, pending = unpack(KEYS)
-local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, what = unpack(ARGV)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, needs = unpack(ARGV)
 check_arguments(8)
 lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
 local expiry = integer(now + lease_ms)
@@ -32,7 +32,7 @@ end
 local number = hold(lease, fence, owner, lease_ms, pending, lease)
 redis.call('ZADD', active, expiry, key)
 redis.call('HSETNX', run, 'started', integer(now))
-redis.call('HSET', run, 'what', what)
+redis.call('HSET', run, 'needs', needs)
 redis.call('PEXPIRE', run, ttl_ms)
 redis.call('ZADD', waiters, integer(now + abandon_ms), owner)
 redis.call('PEXPIRE', waiters, ttl_ms)
