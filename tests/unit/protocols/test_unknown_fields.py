@@ -60,6 +60,9 @@ def structs() -> list[type[msgspec.Struct]]:
         if isinstance(value, type)
         and issubclass(value, msgspec.Struct)
         and value.__module__ == module.__name__
+        and not getattr(
+            value, "__parameters__", ()
+        )  # generic: its subclasses are messages, and it cannot be decoded
     }
     return sorted(found, key=lambda struct: (struct.__module__, struct.__name__))
 
