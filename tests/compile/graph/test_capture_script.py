@@ -113,7 +113,7 @@ def test_wrong_use_is_named(tmp_path: Path) -> None:
     script.write_text("")
     with pytest.raises(SettingsError, match="--mode"):
         capture_script(script, [], mode="fast")
-    with pytest.raises(SettingsError, match="no file of captured graphs"):
+    with pytest.raises(SettingsError, match="not a file of captured graphs"):
         captured_graphs.read_graphs(script)
 
 
