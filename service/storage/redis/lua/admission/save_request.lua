@@ -27,7 +27,7 @@ while tonumber(redis.call('GET', total)) + #body > most_bytes do
   redis.call('DEL', oldest)
 end
 redis.call('SET', request, body)
-redis.call('ZADD', saved, integer(now), request)
+redis.call('ZADD', saved, integer(microseconds), request) -- a millisecond has several
 redis.call('HSET', sizes, request, #body)
 redis.call('INCRBY', total, #body)
 return 1
