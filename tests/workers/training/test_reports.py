@@ -21,7 +21,6 @@ from torchrelay.workers.training.messages import RankReport, StopOrder
 from torchrelay.workers.training.ranks.environment import RankAssignment
 from torchrelay.workers.training.ranks.relay import host_relay
 from torchrelay.workers.training.ranks.reports import DriverLost, ReportSender
-from waiting import wait_until
 
 _HANG_SECONDS = 120.0
 
@@ -136,6 +135,8 @@ def test_all_ranks_of_a_node_share_the_calls_and_each_hears_of_the_order_to_stop
             sender.exchange()
         time.sleep(0.06)
     _get(job.actor.stop_ranks.remote())
+    from waiting import wait_until  # Ray's workers import this module too, and have no such path
+
     wait_until(lambda: all(sender.exchange() == 7.0 for sender in senders), _HANG_SECONDS)
     for sender in senders:
         sender.finish(line(sender.rank, 20))
