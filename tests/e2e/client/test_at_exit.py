@@ -57,6 +57,8 @@ def test_it_is_a_hit_and_without_a_service_it_runs_as_it_is(service: PrivateServ
     assert run("at exit", cache, service.environment) == {"outcomes": ["hit"] * 2, "fallbacks": {}}
     assert run("at exit", cache, service.environment) == {"outcomes": ["disk_hit"] * 2, "fallbacks": {}}
     nowhere = {"TORCHRELAY_URL": "http://127.0.0.1:1", "TORCHRELAY_STATE_DIR": str(tmp_path / "state")}
-    nowhere["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")  # empty, so that Inductor would start threads
+    nowhere["TORCHINDUCTOR_CACHE_DIR"] = str(
+        tmp_path / "inductor"
+    )  # empty, so that Inductor would start threads
     found = run("at exit", tmp_path / "none", nowhere)
     assert found == {"outcomes": ["fallback", "eager"], "fallbacks": {"gateway_unreachable": 2}}
