@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
@@ -67,7 +68,7 @@ Job = TypeVar("Job", bound=TrainJob | TuneJob)
 Event = TypeVar("Event")
 
 
-class JobsClient(HttpApi, Generic[Request, Job, Event]):
+class JobsClient(HttpApi, ABC, Generic[Request, Job, Event]):
     """What both kinds of jobs have in common."""
 
     command: str
@@ -81,12 +82,13 @@ class JobsClient(HttpApi, Generic[Request, Job, Event]):
         listed: list[Job] = self._call("GET", self._path, self._reply).jobs
         return listed
 
+    @abstractmethod
     def _has_ended(self, job: str) -> bool:
-        raise NotImplementedError
+        """Whether the job has ended."""
 
+    @abstractmethod
     def _decode_event(self, event: httpx2.ServerSentEvent) -> Event | None:
         """None for a kind of event that this version does not know."""
-        raise NotImplementedError
 
     def begin(self, request: Request) -> Job:
         """Start a job. Safe to send again. Raises BadTrainJob, BadTuneJob, NoWorker, Forbidden, Overloaded ..."""
