@@ -18,8 +18,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +48,37 @@ _SENT_DIRECTLY = {
 }
 """Arguments of calls up to 256 MiB go straight to the actor, and not through the object store of this process's node:
 where that fills, Ray has a worker write objects to disk, and this node has no workers."""
+
+
+class RayThread:
+    """The thread that calls Ray. Nothing waits for its end, not even the process's: Ray waits a day for a GCS that has
+    gone."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Its result, once all that was submitted before has ended."""
+        result: Future[T] = Future()
+
+        def call() -> None:
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(function())
+                except BaseException as error:  # it is raised where the result is awaited
+                    result.set_exception(error)
+
+        self._calls.put(call)
+        return result
+
+    def end(self) -> None:
+        """It ends after all that was submitted."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
 
 
 class RayNode(NamedTuple):
@@ -101,7 +133,7 @@ class RayCluster:
         self._mark = f"RAY_AUTH_TOKEN={settings.ray_token}"
         """What the environment of an embedded cluster's processes has."""
         self._nothing_unpickled = contextlib.ExitStack()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._thread = RayThread()
         self._own_dir: Path | None = None
         self._gateway_node: subprocess.Popen[bytes] | None = None
         self._head: Any = None
@@ -120,10 +152,13 @@ class RayCluster:
         if self._starting is not None and self._settings.ray_address is None:
             await asyncio.to_thread(self._end_start, self._starting)
             if not self._starting.done():  # it waits for a server that has been killed, and starts no other
-                self._thread.shutdown(wait=False)
+                self._thread.end()
                 return
+        if self.lost():
+            await self.leave_lost()
+            return
         await self.call(self._stop)
-        self._thread.shutdown()
+        self._thread.end()
 
     def _end_start(self, starting: Future[None]) -> None:
         """Kill the servers that `starting` starts and waits for, until it ends. When it only has to join them, it may:
@@ -148,12 +183,12 @@ class RayCluster:
     async def leave_lost(self) -> None:
         """Stop, once servers have ended. The thread that calls Ray may wait for one of them without end, so
         another one does it."""
-        self._thread.shutdown(wait=False)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._thread.end()
+        self._thread = RayThread()
         if self._head is not None:
             await self.call(self._kill_embedded)
         await self.call(self._stop)
-        self._thread.shutdown(wait=False)
+        self._thread.end()
 
     def _kill_embedded(self) -> None:
         with contextlib.suppress(UnkillableProcesses):
@@ -199,7 +234,7 @@ class RayCluster:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run `function`, which calls Ray, on the one thread for that."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        return await asyncio.wrap_future(self._thread.submit(function))
 
     def _start(self) -> None:
         address = self._settings.ray_address

@@ -437,6 +437,39 @@ def test_a_raylet_that_has_to_be_killed_leaves_no_process():
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+HEAD_LOST = """
+import asyncio, sys
+import psutil
+from torchrelay.workers.pool import PoolSettings, RayCluster, become_subreaper
+
+async def main():
+    become_subreaper()
+    cluster = RayCluster(PoolSettings(cpu_slots=0, gpu_slots_per_gpu=0, ray_token=sys.argv[1]))
+    await cluster.start()
+    (gcs,) = [p for p in psutil.Process().children() if p.name() == "gcs_server"]
+    gcs.suspend()
+    asked = asyncio.ensure_future(cluster.nodes())
+    await asyncio.sleep(0.5)
+    assert not asked.done()
+    gcs.kill()
+    gcs.wait()
+    await (cluster.leave_lost() if sys.argv[2] == "leaves" else cluster.stop())
+    _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)
+    print([p.cmdline() for p in left])
+    asked.cancel()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("then", ["leaves", "stops"])
+def test_a_process_whose_question_a_dead_head_never_answers_ends_all_the_same(then):
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD_LOST, RAY_TOKEN, then], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
 def test_ray_is_started_again_when_a_server_of_it_is_killed(service, server):
     told = TaskSupervisor(lambda task: None)
