@@ -176,7 +176,7 @@ class _Memory:
         self._before = {
             number: _bytes(storage).clone().untyped_storage() for number, storage in self._storages.items()
         }
-        self._random = _RandomState.now([part.device for part in plain])
+        self._gpus = {part.device for part in plain if part.device.type == "cuda"}
 
     def run(self, function: Graph, stand_ins: Sequence[Any], nudge: float = 0.0) -> _RunOutcome:
         """Call and differentiate `function`; then restore memory and random state. nudge: floats are off by so many
@@ -192,7 +192,8 @@ class _Memory:
         try:
             if nudge:
                 self._nudge(nudge)
-            found = outcomes.outcome_of(call, stand_ins)
+            with torch.random.fork_rng(self._gpus, device_type="cuda"):
+                found = outcomes.outcome_of(call, stand_ins)
             changed = {number for number in self._storages if self._is_changed(number)}
             found.mutated = [
                 _copy(stand_in) if changed & {storage_id(part) for part in parts(value)[0]} else value
@@ -241,24 +242,6 @@ class _Memory:
         for value, required in self._attributes:
             if value.requires_grad and not required:
                 value.detach_()
-        self._random.put_back()
-
-
-class _RandomState(Struct, frozen=True):
-    """The state of the generators that a graph may draw from."""
-
-    cpu: torch.Tensor
-    cuda: dict[torch.device, torch.Tensor]
-
-    @classmethod
-    def now(cls, devices: Sequence[torch.device]) -> _RandomState:
-        gpus = {device for device in devices if device.type == "cuda"}
-        return cls(torch.get_rng_state(), {device: torch.cuda.get_rng_state(device) for device in gpus})
-
-    def put_back(self) -> None:
-        torch.set_rng_state(self.cpu)
-        for device, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, device)
 
 
 def _attribute_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
