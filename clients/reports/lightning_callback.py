@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from .report_values import ReportValues
+from .run_report import ReportValues
 
 # Two distributions hold the same code; their classes do not mix.
 if TYPE_CHECKING or importlib.util.find_spec("lightning") is not None:

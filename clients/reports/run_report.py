@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from ...compiler import decoding
 from ...compiler.errors import (
@@ -53,10 +54,18 @@ traced, and the values that have guards, compared; Dynamo's own guards made."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 Count = Literal[
-    "prefetched", "prefetch_failures", "programs", "programs_checked", "programs_stale", "checked", "unchecked",
-    "eager", "autotune_hits",
+    "hits", "disk_hits", "misses", "coalesced", "shared", "prefetched", "prefetch_failures", "programs",
+    "programs_checked", "programs_stale", "checked", "unchecked", "eager", "autotune_hits",
 ]  # fmt: skip
-"""Fields of Report that are counts and no outcome of a graph."""
+"""Fields of Report that are one count."""
+_SERVED: dict[Outcome, Count] = {
+    "hit": "hits",
+    "disk_hit": "disk_hits",
+    "miss": "misses",
+    "coalesced": "coalesced",
+    "shared": "shared",
+}
+"""Where an outcome is counted."""
 
 _PACKAGE = Path(__file__).parents[2]
 _PASSED_OVER = (f"{_PACKAGE}/clients/", f"{_PACKAGE}/compiler/", contextlib.__file__, functools.__file__, "<")
@@ -124,46 +133,40 @@ class Report(Struct, frozen=True, kw_only=True):
     1000, and after them those in the background.
     """
 
-    hits: int
-    disk_hits: int
-    misses: int
-    coalesced: int
-    shared: int
-    prefetched: int
-    prefetch_failures: int
-    programs: int
-    programs_checked: int
-    programs_stale: int
-    traced: tuple[TracedFunction, ...]
-    checked: int
-    unchecked: int
-    background: int
-    fallbacks: dict[str, int]
-    eager: int
-    refused: tuple[RefusedOperator, ...]
-    alone: dict[str, int]
-    autotune_hits: int
-    autotune_failures: dict[str, int]
-    seconds: dict[str, float]
-    graphs: tuple[GraphRecord, ...]
-
-
-class RunRecord(Struct, frozen=True, kw_only=True):
-    """One process that compiled something. program: the script's name without folders. ended: seconds since 1970. run:
-    the same text in all ranks that one launcher started on this machine, '' for a process without a launcher. programs,
-    programs_checked, programs_stale, traced, refused: as in Report."""
-
-    program: str
-    pid: int
-    ended: float
-    graphs: tuple[GraphRecord, ...]
-    run: str = ""
-    rank: int | None = None
+    hits: int = 0
+    disk_hits: int = 0
+    misses: int = 0
+    coalesced: int = 0
+    shared: int = 0
+    prefetched: int = 0
+    prefetch_failures: int = 0
     programs: int = 0
     programs_checked: int = 0
     programs_stale: int = 0
     traced: tuple[TracedFunction, ...] = ()
+    checked: int = 0
+    unchecked: int = 0
+    background: int = 0
+    fallbacks: dict[str, int] = {}
+    eager: int = 0
     refused: tuple[RefusedOperator, ...] = ()
+    alone: dict[str, int] = {}
+    autotune_hits: int = 0
+    autotune_failures: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    graphs: tuple[GraphRecord, ...] = ()
+
+
+class RunRecord(Report, frozen=True, kw_only=True):
+    """The report of a process that has compiled something. program: the script's name without folders. ended: seconds
+    since 1970. run: the same text in all ranks that one launcher started on this machine, '' for a process without a
+    launcher."""
+
+    program: str
+    pid: int
+    ended: float
+    run: str = ""
+    rank: int | None = None
 
 
 class LastRun(Struct, frozen=True, kw_only=True):
@@ -179,15 +182,14 @@ class RunReport:
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
-        self._outcomes: Counter[Outcome] = Counter()
-        self._counts: Counter[Count] = Counter()
+        self._counts: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._refused: dict[str, RefusedOperator] = {}
         self._alone: Counter[str] = Counter()
         self._autotune_failures: Counter[str] = Counter()
         self._traced: dict[TracedFunction, None] = {}
         self._trace: StartTrace | None = None
-        self._seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._background: list[GraphRecord] = []
         self._warned: set[tuple[str, str]] = set()
@@ -230,11 +232,7 @@ class RunReport:
         try:
             yield
         finally:
-            ended = time.perf_counter()
-            with self._lock:
-                self._seconds[stage] += ended - start
-            if self._trace is not None:
-                self._trace.add("stage", stage, start, ended)
+            self.add_seconds(stage, time.perf_counter() - start)
 
     def function(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A span around the block that looks for a program of this function."""
@@ -384,27 +382,14 @@ class RunReport:
     def snapshot(self) -> Report:
         with self._lock:
             return Report(
-                hits=self._outcomes["hit"],
-                disk_hits=self._outcomes["disk_hit"],
-                misses=self._outcomes["miss"],
-                coalesced=self._outcomes["coalesced"],
-                shared=self._outcomes["shared"],
-                prefetched=self._counts["prefetched"],
-                prefetch_failures=self._counts["prefetch_failures"],
-                programs=self._counts["programs"],
-                programs_checked=self._counts["programs_checked"],
-                programs_stale=self._counts["programs_stale"],
+                **self._counts,
                 traced=tuple(self._traced),
-                checked=self._counts["checked"],
-                unchecked=self._counts["unchecked"],
                 background=len(self._background),
                 fallbacks=dict(self._fallbacks),
-                eager=self._counts["eager"],
                 refused=tuple(self._refused.values()),
                 alone=dict(self._alone),
-                autotune_hits=self._counts["autotune_hits"],
                 autotune_failures=dict(self._autotune_failures),
-                seconds={stage: self._seconds[stage] for stage in STAGES},
+                seconds=dict(self._seconds),
                 graphs=(*self._graphs, *self._background),
             )
 
@@ -438,7 +423,8 @@ class RunReport:
 
     def _append(self, record: GraphRecord, began: float | None = None) -> None:
         with self._lock:
-            self._outcomes[record.outcome] += 1
+            if record.outcome in _SERVED:
+                self._counts[_SERVED[record.outcome]] += 1
             if record.outcome == "fallback":
                 self._fallbacks[record.reason] += 1
             self._graphs.append(record)
@@ -454,18 +440,9 @@ class RunReport:
         found = self.snapshot()
         if not found.graphs and not found.traced:
             return
+        program = Path(sys.argv[0]).name if sys.argv else ""
         record = RunRecord(
-            program=Path(sys.argv[0]).name if sys.argv else "",
-            pid=os.getpid(),
-            ended=time.time(),
-            graphs=found.graphs,
-            run=run,
-            rank=rank,
-            programs=found.programs,
-            programs_checked=found.programs_checked,
-            programs_stale=found.programs_stale,
-            traced=found.traced,
-            refused=found.refused,
+            **asdict(found), program=program, pid=os.getpid(), ended=time.time(), run=run, rank=rank
         )
         try:
             data = msgspec.json.encode(record)
@@ -545,3 +522,28 @@ def process_report() -> RunReport:
 def report() -> Report:
     """A snapshot of what torchrelay did in this process: hits, misses, fallbacks by reason, seconds."""
     return process_report().snapshot()
+
+
+class ReportValues:
+    """This process's report as named numbers, for the logger of a trainer. `changed` gives the values after each graph,
+    and nothing between two graphs."""
+
+    def __init__(self) -> None:
+        self._counted = 0
+
+    def changed(self) -> dict[str, float]:
+        """Counts of this process so far by outcome (hits include those of this machine's disk, of other ranks and of
+        compiles that others started), and seconds by stage; {} if no graph was added since the last call."""
+        now = report()
+        hits = now.hits + now.disk_hits + now.shared + now.coalesced
+        fallbacks = sum(now.fallbacks.values())
+        counted = hits + now.misses + fallbacks
+        if counted == self._counted:
+            return {}
+        self._counted = counted
+        return {
+            "torchrelay/hits": float(hits),
+            "torchrelay/misses": float(now.misses),
+            "torchrelay/fallbacks": float(fallbacks),
+            **{f"torchrelay/{stage}_seconds": round(seconds, 4) for stage, seconds in now.seconds.items()},
+        }

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl
 
-from .report_values import ReportValues
+from .run_report import ReportValues
 
 
 class TransformersCallback(TrainerCallback):
