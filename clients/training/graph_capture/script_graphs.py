@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from msgspec import Struct
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ....compiler.api.training.node_messages import CapturedGraphs
 from ....compiler.errors import ClientError, RelayError, SettingsError
 from ....compiler.graph.capture import capture
 from ....compiler.graph.configuration import Mode, split_options
@@ -29,15 +29,6 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 IDLE_CALLS = 1000
 """Calls of graphs in a row without a new one, after which there will be none."""
 BACKENDS = ("torchrelay", DEFAULT)
-
-
-class CapturedScript(Struct, frozen=True):
-    """bodies: of codec.pack_request, in order of first use, no two alike. skipped: what could not be
-    described, and why. ended: how the script ended."""
-
-    bodies: list[bytes]
-    skipped: list[str]
-    ended: str
 
 
 class StopCapture(BaseException):
@@ -54,6 +45,12 @@ class GraphRecorder:
         self._mode = mode
         self._unnamed = unnamed
         self._idle = 0
+
+    def captured(self, ended: str, log: str = "") -> CapturedGraphs:
+        """What was recorded, in order of first use. ended: how the script ended."""
+        return CapturedGraphs(
+            bodies=list(self.found.values()), skipped=list(self.skipped), ended=ended, log=log
+        )
 
     def __call__(
         self,
@@ -86,7 +83,7 @@ class GraphRecorder:
         return run
 
 
-def capture_script(script: Path, arguments: Sequence[str], *, mode: str = "") -> CapturedScript:
+def capture_script(script: Path, arguments: Sequence[str], *, mode: str = "") -> CapturedGraphs:
     """Raises SettingsError; ClientError if the script ends before it has compiled anything; what the script raises."""
     if mode not in ("", *MODES):
         raise SettingsError(f"--mode is {mode[:40]!r}", hint=f"Allowed: {', '.join(MODES)}")
@@ -97,7 +94,7 @@ def capture_script(script: Path, arguments: Sequence[str], *, mode: str = "") ->
     if not recorder.found:
         why = next(iter(recorder.skipped), "it gave torch.compile nothing to compile")
         raise ClientError(f"{script} has no graph that can be sent: {why}", hint=f"It ended {ended}")
-    return CapturedScript(list(recorder.found.values()), list(recorder.skipped), ended)
+    return recorder.captured(ended)
 
 
 def _run(script: Path, arguments: Sequence[str], recorder: GraphRecorder) -> str:

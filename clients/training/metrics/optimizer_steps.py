@@ -31,24 +31,17 @@ class OptimizerSteps:
         self._first: weakref.ref[Optimizer] | None = None
         self._quiet = 0
         self._listeners: list[Listener] = []
-        self._started = False
 
     @property
     def latest(self) -> int:
         """Number of the last finished step, from 0; 0 also before the first."""
         return max(self.base + self.done - 1, 0)
 
-    def start(self) -> None:
-        """Count from now on. A second call has no effect."""
-        if self._started:
-            return
-        self._started = True
-        # A compiled step calls them too, and they are not compiled.
-        register_optimizer_step_pre_hook(torch.compiler.disable(self._before))  # type: ignore[no-untyped-call]
-        register_optimizer_step_post_hook(torch.compiler.disable(self._after))  # type: ignore[no-untyped-call]
-
     def listen(self, listener: Listener) -> None:
-        self.start()
+        """Call `listener` after each step from now on. The first call begins to count."""
+        if not self._listeners:  # a compiled step calls the hooks too, and they are not compiled
+            register_optimizer_step_pre_hook(torch.compiler.disable(self._before))  # type: ignore[no-untyped-call]
+            register_optimizer_step_post_hook(torch.compiler.disable(self._after))  # type: ignore[no-untyped-call]
         self._listeners.append(listener)
 
     def resume(self, finished: int) -> None:

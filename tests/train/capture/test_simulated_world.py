@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torchrelay.clients.training.graph_capture.fake_process_groups import fake_process_groups
+from torchrelay.clients.training.graph_capture.main import fake_process_groups
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo", "cpu:gloo,cuda:nccl", None])
