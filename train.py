@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from .clients.training.checkpointing.checkpoints import Checkpoints
     from .clients.training.data import Batches, batches
     from .clients.training.distributed.data_parallel import ddp, join, zero
-    from .clients.training.metrics.callbacks import Callback, MetricsFile, TensorBoard
-    from .clients.training.metrics.reporter import add_callback, report
+    from .clients.training.metrics.reporter import (
+        Callback,
+        MetricsFile,
+        TensorBoard,
+        add_callback,
+        report,
+    )
     from .clients.training.precision import autocast
     from .clients.training.preemption import should_stop
 
 _NAMES = {
     "Batches": "data",
-    "Callback": "metrics.callbacks",
+    "Callback": "metrics.reporter",
     "Checkpoints": "checkpointing.checkpoints",
-    "MetricsFile": "metrics.callbacks",
-    "TensorBoard": "metrics.callbacks",
+    "MetricsFile": "metrics.reporter",
+    "TensorBoard": "metrics.reporter",
     "add_callback": "metrics.reporter",
     "autocast": "precision",
     "batches": "data",
