@@ -13,8 +13,7 @@ from ...compiler.api.sign_in import SignInProvider
 from ...compiler.errors import RelayError, SettingsError
 from ..gateway.compile_client import GatewayClient
 from ..gateway.credentials import SignedIn, SignIn, keep_other, read_token_file, write_credentials
-from ..gateway.sign_in import device_flow
-from ..gateway.sign_in.provider_client import ProviderClient
+from ..gateway.sign_in.provider_client import DeviceCode, ProviderClient, sign_in_by_device
 from ..settings import ClientSettings, credentials_path, load_settings
 
 _LONGEST = 64 << 10
@@ -62,7 +61,7 @@ def login(
     asked = bool(device or issuer)
     provider = _provider(plain, issuer) if asked or (device is None and sys.stdin.isatty()) else None
     if provider is not None:
-        token, sign_in = device_flow.sign_in(plain, provider, lambda code: _show(plain, provider, code))
+        token, sign_in = sign_in_by_device(plain, provider, lambda code: _show(plain, provider, code))
     elif asked:
         raise SettingsError(f"{plain.url} offers no such sign-in", hint="Ask an administrator for a token")
     else:
@@ -136,7 +135,7 @@ def _provider(settings: ClientSettings, issuer: str) -> SignInProvider | None:
     return next((each for each in found if issuer in ("", each.issuer)), None)
 
 
-def _show(settings: ClientSettings, provider: SignInProvider, code: device_flow.DeviceCode) -> None:
+def _show(settings: ClientSettings, provider: SignInProvider, code: DeviceCode) -> None:
     for line in (
         f"to sign in to {settings.url} with {provider.issuer},",
         f"open   {code.verification_uri_complete or code.verification_uri}",

@@ -1,4 +1,5 @@
-"""Requests to an OpenID Connect provider: its discovery document, its tokens. As a public client, without a secret.
+"""Requests to an OpenID Connect provider: its discovery document, its tokens, the device flow. As a public client,
+without a secret.
 
 Redirects are never followed. Its certificate is checked against the system's authorities and TORCHRELAY_CA_FILE.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import base64
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self, TypeVar
 
 import httpx2
@@ -16,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from ....compiler import VERSION, decoding
-from ....compiler.api.sign_in import BearerKind
-from ....compiler.errors import GatewayUnreachable, SettingsError, Unauthenticated
+from ....compiler.api.sign_in import BearerKind, SignInProvider
+from ....compiler.errors import DeadlineExceeded, GatewayUnreachable, SettingsError, Unauthenticated
 from ...atomic_file import file_errors
 from ...settings import ClientSettings, is_loopback
 from ..credentials import SignIn
@@ -28,6 +29,9 @@ _LIFETIME_SECONDS = 300.0
 """The lifetime of a token whose answer names none."""
 _RENEW_AFTER = 0.75
 """A token is renewed after this share of its lifetime."""
+_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+_SLOWER_SECONDS = 5.0
+_LONGEST_SECONDS = 3600.0
 T = TypeVar("T")
 
 
@@ -192,3 +196,53 @@ def _certificates(settings: ClientSettings) -> ssl.SSLContext:
         with file_errors(f"the certificates in {settings.ca_file}", "read", hint=hint):
             context.load_verify_locations(cafile=str(settings.ca_file))
     return context
+
+
+# --- the device flow (RFC 8628): a person approves on any device; this machine asks until it is done -----------
+
+
+class DeviceCode(Struct, frozen=True):
+    """The provider's answer. expires_in, interval: seconds."""
+
+    device_code: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str = ""
+    expires_in: float = 600.0
+    interval: float = 5.0
+
+
+def sign_in_by_device(
+    settings: ClientSettings, provider: SignInProvider, show: Callable[[DeviceCode], None]
+) -> tuple[str, SignIn]:
+    """The token for the gateway, and how it is renewed. show: called once, says to the person where to go. Blocks until
+    the person has approved. Raises RefusedByProvider, DeadlineExceeded, GatewayUnreachable, SettingsError."""
+    with ProviderClient(settings, provider.issuer, provider.client_id) as client:
+        found = client.discover()
+        if not found.device_authorization_endpoint:
+            raise SettingsError(
+                f"{provider.issuer} offers no device flow", hint="`torchrelay login --token` takes a token"
+            )
+        scope = {"scope": " ".join(provider.scopes)}
+        code = client.post(found.device_authorization_endpoint, scope, DeviceCode)
+        show(code)
+        answer = _await_approval(client, found.token_endpoint, code)
+    return signed_in(answer, issuer=provider.issuer, client_id=provider.client_id, bearer=provider.bearer)
+
+
+def _await_approval(client: ProviderClient, endpoint: str, code: DeviceCode) -> TokenAnswer:
+    fields = {"grant_type": _GRANT, "device_code": code.device_code}
+    until = time.monotonic() + min(code.expires_in, _LONGEST_SECONDS)
+    interval = max(code.interval, 1.0)
+    while time.monotonic() + interval < until:
+        time.sleep(interval)
+        try:
+            return client.post(endpoint, fields, TokenAnswer)
+        except RefusedByProvider as refusal:
+            if refusal.error == "slow_down":
+                interval += _SLOWER_SECONDS
+            elif refusal.error != "authorization_pending":
+                raise
+        except GatewayUnreachable:  # RFC 8628, 3.5: ask less often, and go on
+            interval *= 2
+    raise DeadlineExceeded("nobody approved the sign-in in time", hint="Run `torchrelay login` again")
