@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
+import tarfile
+import tempfile
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ....compiler.api.admin import REINDEX_PARTS, CacheEntry
-from ....compiler.errors import RequestError, SettingsError
+from ....compiler.errors import ArtifactError, RequestError, SettingsError
 from ...gateway.admin_client import AdminClient
 from ...reports.html_page import bytes_of
 from .. import output
 from ..output import Json, Namespace
-from . import archive
 
 app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A cache key, or its first digits.")]
 
+_SUFFIX = ".artifact"
+_LARGEST_ARTIFACT = 1 << 30
+"""Bytes; a service accepts no larger artifact."""
 _HEADINGS = ("key", "size", "place", "compile", "last used (UTC)", "pinned")
 
 
@@ -121,7 +127,7 @@ def export_entries(
     with output.connect(AdminClient, namespace) as administration:
         chosen = [_full_key(administration, key) for key in keys or []]
         chosen = chosen or [entry.key for entry in administration.cache_entries()]
-        count = archive.write_archive(file, ((key, administration.export(key)) for key in chosen))
+        count = write_archive(file, ((key, administration.export(key)) for key in chosen))
     print(f"exported {count} artifacts to {file}")
 
 
@@ -132,7 +138,7 @@ def import_entries(
     """Send every artifact of a file to the service, which takes those that a key it trusts has signed."""
     outcomes: Counter[str] = Counter()
     with output.connect(AdminClient, namespace) as administration:
-        for name, data in archive.read_archive(file):
+        for name, data in read_archive(file):
             try:
                 outcomes[administration.import_artifact(data).outcome] += 1
             except RequestError as error:
@@ -165,3 +171,47 @@ def _row(entry: CacheEntry) -> tuple[str, ...]:
     pinned = "pinned" if entry.pinned else ""
     used = output.moment(entry.used)
     return entry.key[:16], bytes_of(entry.bytes), entry.place, f"{entry.seconds:.1f} s", used, pinned
+
+
+# --- archives: tar files with members `KEY.artifact` --------------------------------------------------------
+# Nothing in them is trusted: the service verifies each artifact's signature on import.
+
+
+def write_archive(path: Path, artifacts: Iterable[tuple[str, bytes]]) -> int:
+    """Write all of `artifacts`, or no file at all; returns how many. Raises SettingsError."""
+    count = 0
+    try:
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".torchrelay-export-") as folder:
+            draft = Path(folder) / "draft"
+            with tarfile.open(draft, "w") as archive:
+                for key, data in artifacts:
+                    member = tarfile.TarInfo(f"{key}{_SUFFIX}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+                    count += 1
+            path.hardlink_to(draft)  # unlike a rename, never replaces a file
+    except FileExistsError:
+        raise SettingsError(f"{path} exists", hint="Remove it, or name another file") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}", hint="Check its folder") from None
+    return count
+
+
+def read_archive(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Each artifact's name and bytes. Nothing is unpacked to disk. Raises SettingsError, ArtifactError."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if not member.isreg() or not member.name.endswith(_SUFFIX):
+                    raise ArtifactError(f"{path} holds {member.name[:80]!r}, which is not an artifact")
+                if member.size > _LARGEST_ARTIFACT:
+                    raise ArtifactError(f"{path} holds an artifact of {member.size} bytes")
+                data = archive.extractfile(member)
+                assert data is not None  # a regular file
+                yield member.name, data.read()
+    except tarfile.TarError as error:
+        raise ArtifactError(f"{path} is not an export: {error}") from None
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror or error}", hint="Check its permissions"
+        ) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from test_commands import torchrelay, train
-from torchrelay.clients.commands.administration.archive import write_archive
+from torchrelay.clients.commands.administration.cache import write_archive
 from torchrelay.compiler.artifact import container, symbol_versions
 from torchrelay.examples.harness.private_service import PrivateService
 from torchrelay.service.signing.key_files import read_private
