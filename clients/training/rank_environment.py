@@ -30,7 +30,6 @@ class RankEnvironment(Struct, frozen=True, kw_only=True):
     checkpoints: str = ""
     capture: bool = False
     rank: int = 0
-    local_rank: int = 0
     world_size: int = 1
     attempt: int = 0
 
@@ -54,7 +53,6 @@ def load_rank() -> RankEnvironment:
         checkpoints=found(rank_environment.CHECKPOINTS_ENVIRONMENT, ""),
         capture=found(rank_environment.CAPTURE_ENVIRONMENT) == "1",
         rank=launch.rank if launch else 0,
-        local_rank=launch.local_rank if launch else 0,
         world_size=launch.world_size if launch else 1,
         attempt=launch.restart if launch else 0,
     )

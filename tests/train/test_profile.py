@@ -129,9 +129,7 @@ def test_the_trace_links_forward_and_backward_operators(ran: Ran) -> None:
     starts = {event.id: event for event in links if event.ph == "s"}
     ends = {event.id: event for event in links if event.ph == "f"}
     assert starts.keys() == ends.keys()
-    assert len(starts) == ran.summaries[0].links >= 3 * 4, (
-        "of each step, at least its four differentiable operators"
-    )
+    assert len(starts) >= 3 * 4, "of each step, at least its four differentiable operators"
     operators = {(event.tid, event.ts): event.name for event in events if event.cat == "cpu_op"}
     pairs = {
         (operators[starts[link].tid, starts[link].ts], operators[ends[link].tid, ends[link].ts])

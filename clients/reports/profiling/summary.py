@@ -125,7 +125,7 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
     tensor_yes, tensor_unknown: the part of it on Tensor Cores, and where that is not known. launched: number of kernels
     without communication; tiny: of those shorter than 5 microseconds. optimizer: time of its steps on the host.
     pageable: time of copies to the device from memory that is not pinned. overlap: of communication and computation.
-    links: pairs of forward and backward operators."""
+    """
 
     rank: int
     world_size: int
@@ -149,7 +149,6 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
     optimizer: float = 0.0
     pageable: float = 0.0
     overlap: float = 0.0
-    links: int = 0
     capability: list[int] = []
 
     def total(self, name: str) -> float:
@@ -219,7 +218,6 @@ def summarize(trace: KinetoTrace, facts: ProfileContext) -> ProfileSummary:
             e for e in device if e.cat == "gpu_memcpy" and "HtoD" in e.name and "Pageable" in e.name
         ),
         overlap=length(common(common(communicated, computed), [(begin, end)])),
-        links=_links(trace.events),
         capability=facts.capability,
     )
 
@@ -291,12 +289,6 @@ def _first_in_each(steps: Sequence[TraceEvent], events: Sequence[TraceEvent]) ->
     """When the first of the events begins in each step that has one."""
     inside = ([e.ts for e in events if step.ts <= e.ts <= step.end] for step in steps)
     return [min(starts) for starts in inside if starts]
-
-
-def _links(events: Iterable[TraceEvent]) -> int:
-    ends = [e for e in events if e.cat == "fwdbwd"]
-    starts = {e.id for e in ends if e.ph == "s"}
-    return sum(e.id in starts for e in ends if e.ph == "f")
 
 
 # --- by name -----------------------------------------------------------------------------------------------

@@ -147,7 +147,6 @@ def _facts(summary: ProfileSummary) -> list[str]:
         summary.device_name or summary.device.upper(),
         f"on {summary.host}" if summary.host else "",
         f"torch {summary.torch}" if summary.torch else "",
-        f"{summary.links} forward operators linked to their backward ones",
     ]
     return [fact for fact in facts if fact]
 
