@@ -2,5 +2,4 @@
 In: a captured graph and its key. Out: a loaded artifact, its signature and digests verified.
 autotune_cache/ obtains the winners of Triton's and Helion's own autotuners instead; programs/ starts functions that
 were traced before without tracing.
-Imports gateway, reports.run_report and what is below them.
 """

@@ -1,4 +1,3 @@
 """Exports a trained model as files that run without Python: AOTInductor packages, TorchScript.
 In: ExportOptions and a checkpoint. Out: files, each checked against eager, and export.json.
-Imports training.checkpointing, gateway and what is below them.
 """

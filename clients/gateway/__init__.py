@@ -1,4 +1,3 @@
 """The HTTP API of a gateway: compiles, artifacts, tuning jobs, training jobs, administration.
-In: typed calls with a deadline. Out: typed replies, event streams or typed errors.
-Imports compiler, settings and atomic_file. Needs no torch.
+In: typed calls with a deadline. Out: typed replies, event streams or typed errors. Needs no torch.
 """

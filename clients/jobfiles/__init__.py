@@ -1,4 +1,4 @@
 """The files that people write and version (tuning and training jobs, tuning locks), and what jobs take along.
 In: YAML, TOML, captured graphs, a working directory. Out: checked structs with line numbers, packed bytes;
-locks written. Imports compiler and atomic_file. Needs no torch and no network.
+locks written. Needs no torch and no network.
 """

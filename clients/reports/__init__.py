@@ -1,4 +1,3 @@
 """Reports for people: of a process's run, a tuning job, a training job and a profile.
-Takes counters, events, results and traces. Gives structs, HTML pages, pictures and advice.
-Imports compiler, jobfiles, settings and atomic_file. Needs no torch.
+Takes counters, events, results and traces. Gives structs, HTML pages, pictures and advice. Needs no torch.
 """

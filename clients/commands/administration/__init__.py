@@ -1,4 +1,3 @@
 """Commands for administrators and the service's owner: audit, cache, keys, namespace, stats, token.
 Takes arguments. Prints tables or JSON of the service's records.
-Imports gateway and commands.output.
 """

@@ -1,4 +1,3 @@
 """Commands that find out what is wrong: doctor and explain.
 Takes arguments and the last run's record. Prints one line for each check; for each miss, what differs.
-Imports gateway, artifacts, reports.run_report and commands.output.
 """

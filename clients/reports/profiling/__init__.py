@@ -1,4 +1,3 @@
 """Analysis of one rank's profiler trace.
-Takes a Kineto trace and a ProfileContext. Gives a ProfileSummary with memory timelines, and advice.
-Imports compiler and atomic_file. Needs no torch.
+Takes a Kineto trace and a ProfileContext. Gives a ProfileSummary with memory timelines, and advice. Needs no torch.
 """

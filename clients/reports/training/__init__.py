@@ -1,4 +1,3 @@
 """The report of a training job.
 Takes its events and its ranks' profiles. Gives series, marks and advice, and an HTML page with charts.
-Imports reports.html_page, reports.svg and reports.profiling.
 """

@@ -1,4 +1,3 @@
 """Metrics of a rank's steps, and the channel to the worker that started it.
 In: optimizer steps, DataLoader waits, the script's own values. Out: RankMessages, calls of callbacks.
-Imports training.rank_environment and reports.run_report.
 """
