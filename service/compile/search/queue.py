@@ -31,7 +31,7 @@ from ...base.metrics import GatewayMetrics
 from ...storage.redis.retry import retry_while_down
 from ..single_flight import Priority
 from .database import TuningDatabase
-from .task import OnChange, SearchTarget, SearchTask
+from .task import SearchTarget, SearchTask
 
 log = structlog.get_logger(__name__)
 
@@ -194,12 +194,15 @@ class SearchQueue:
         return None if task is None else task.result()
 
     def submit(
-        self, task: TuningTask, target: SearchTarget, *, on_change: OnChange | None = None
+        self,
+        task: TuningTask,
+        target: SearchTarget,
+        on_searching: Callable[[str], None] = lambda worker: None,
     ) -> SearchTask:
         """Searches `task` when compiles leave room; its id gets a number. Any number of tasks can wait, in memory."""
         turn = next(self._numbers)
         task = msgspec.structs.replace(task, id=f"{task.id}.{turn}")
-        search = SearchTask(task, target, turn=turn, on_change=on_change)
+        search = SearchTask(task, target, turn=turn, on_searching=on_searching)
         self._enqueue(search)
         return search
 
@@ -235,7 +238,7 @@ class SearchQueue:
     def assign(self, task: SearchTask, worker: str) -> None:
         if task in self.waiting:  # otherwise another session had it
             self.waiting.remove(task)
-        task.become("searching", worker)
+        task.assign(worker)
         log.debug("search_assigned", task=task.task.id, worker=worker)
 
     def take_back(self, tasks: Iterable[SearchTask]) -> None:
@@ -243,34 +246,36 @@ class SearchQueue:
         for task in tasks:
             task.begun = False
             if task.open:
-                task.become("queued", "")
+                task.put_back()
                 self._enqueue(task)
             else:
                 self._metrics.searches.labels("lost" if task.state == "failed" else "cancelled").inc()
 
-    async def finish(self, task: SearchTask, result: SearchResult) -> TuningEntry:
-        """Stores what a session found, and returns the entry that stands for the problem now. Continues even if the
-        caller is cancelled: a session's last result counts."""
-        return await asyncio.shield(self._in_background(self._finish(task, result)))
+    async def finish(self, result: SearchResult, task: SearchTask | None = None) -> TuningEntry:
+        """Stores what a session found, now or once Redis is back, and returns the entry that stands for the problem.
+        Continues even if the caller is cancelled: a session's last result counts. task: what this is the result of."""
+        return await asyncio.shield(self._in_background(self._finish(result, task)))
 
-    async def _finish(self, task: SearchTask, result: SearchResult) -> TuningEntry:
+    async def _finish(self, result: SearchResult, task: SearchTask | None) -> TuningEntry:
+        standing = result.entry
         try:
-            standing = await self.store(result.entry)
+            standing = await self._store(standing)
+        except LimitExceeded as error:
+            log.warning("tuning_not_stored", error=error.message)
+        except (RedisError, TimeoutError) as error:
+            log.warning("tuning_not_stored_yet", error=f"{type(error).__name__}: {error}"[:300])
+            if len(self._storing) < _MOST_UNSTORED:
+                self._in_background(self._store_later(standing))
         except asyncio.CancelledError:
-            task.fail("the gateway stops")
+            if task is not None:
+                task.fail("the gateway stops")
             raise
-        known = not result.timings and result.entry.winner == standing.winner
-        self._settle(task, msgspec.structs.replace(result, entry=standing), known=known)
+        if task is not None:
+            known = not result.timings and result.entry.winner == standing.winner
+            self._metrics.searches.labels("known" if known else "found").inc()
+            task.finish(msgspec.structs.replace(result, entry=standing))
+            log.debug("search_found", task=task.task.id)
         return standing
-
-    def finish_known(self, task: SearchTask, entry: TuningEntry) -> None:
-        """It became known before it was searched."""
-        self._settle(task, SearchResult(entry, task.task.id), known=True)
-
-    def _settle(self, task: SearchTask, result: SearchResult, *, known: bool) -> None:
-        self._metrics.searches.labels("known" if known else "found").inc()
-        task.finish(result, known=known)
-        log.debug("search_found", task=task.task.id)
 
     def fail(self, task: SearchTask, why: str, outcome: str) -> None:
         """It will not be searched. outcome: as the metrics name it."""
@@ -278,18 +283,6 @@ class SearchQueue:
             self._metrics.searches.labels(outcome).inc()
             log.warning("search_given_up", problem=task.task.problem.text()[:300], why=why)
         task.fail(why)
-
-    async def store(self, entry: TuningEntry) -> TuningEntry:
-        """Stores an entry, now or once Redis is back, and returns the one that stands."""
-        try:
-            return await self._store(entry)
-        except LimitExceeded as error:
-            log.warning("tuning_not_stored", error=error.message)
-        except (RedisError, TimeoutError) as error:
-            log.warning("tuning_not_stored_yet", error=f"{type(error).__name__}: {error}"[:300])
-            if len(self._storing) < _MOST_UNSTORED:
-                self._in_background(self._store_later(entry))
-        return entry
 
     async def _store(self, entry: TuningEntry) -> TuningEntry:
         async with asyncio.timeout(_REDIS_SECONDS):
@@ -336,5 +329,3 @@ class SearchQueue:
         for task in self.queued():
             if task.target_name == target_name and task.urgent:
                 self.fail(task, why, "no_searcher")
-            elif task.target_name == target_name:
-                task.become("queued", why)

@@ -210,12 +210,11 @@ class SearchSession:
             if task is not None:
                 self.queue.fail(task, "the session measured in another place than its own", "unfit")
             raise MalformedRequest("a session reports what it did not measure here")
-        if task is None:  # it was reassigned, or is another session's; the result is true all the same
-            return await self.queue.store(entry)
-        if task.task.exact and entry.problem != task.task.problem:
+        if task is not None and task.task.exact and entry.problem != task.task.problem:
             self.queue.fail(task, f"the session made another problem of it: {entry.problem.text()}", "unfit")
             return entry
-        return await self.queue.finish(task, result)
+        # without a task it was reassigned, or is another session's; the result is true all the same
+        return await self.queue.finish(result, task)
 
     async def _next(self, environment: DeviceEnvironment, holding: int) -> TaskBatch:
         if self.environment is None:
@@ -262,7 +261,7 @@ class SearchSession:
                 known = await self.queue.known(self.environment, [task.task.problem])
                 if known:
                     self.tasks.pop(task.task.id, None)
-                    self.queue.finish_known(task, known[0])
+                    await self.queue.finish(SearchResult(known[0], task.task.id), task)
                     continue
             self._last_work = time.monotonic()
             return task.task

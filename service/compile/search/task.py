@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from ....compiler.request import schema
@@ -17,12 +16,6 @@ from ....compiler.request.cpu_isa import capability
 from ....compiler.tuning.queries import SearchResult, TuningTask
 from ....compiler.tuning.records import DeviceEnvironment, Problem
 from ..single_flight import Priority
-
-log = structlog.get_logger(__name__)
-
-SearchState = Literal["queued", "searching", "done", "failed", "cancelled"]
-OnChange = Callable[[SearchState, str], None]
-"""Called in the event loop with a task's new state and the worker that searches it, or why it failed."""
 
 LOSSES = 3
 """Sessions that one task may end without a known candidate at fault."""
@@ -55,9 +48,8 @@ class SearchTask:
     """A task and what has become of it.
 
     environment: where it must be measured; None: on any device of its target. turn: of its compile or, for a tuning
-    job's task, its own: lower ones come first. compile: the key of the compile that asked for it first. state, detail:
-    as OnChange gets them. known: the entry was in the database already, and nothing was measured. losses: how many
-    sessions ended that had it.
+    job's task, its own: lower ones come first. compile: the key of the compile that asked for it first. worker: the
+    last that got it. on_searching: called with each that gets it. losses: how many sessions ended that had it.
     """
 
     def __init__(
@@ -69,7 +61,7 @@ class SearchTask:
         priority: Priority = Priority.BATCH,
         environment: DeviceEnvironment | None = None,
         compile: str = "",
-        on_change: OnChange | None = None,
+        on_searching: Callable[[str], None] = lambda worker: None,
     ) -> None:
         self.task = task
         self.target = target
@@ -78,17 +70,16 @@ class SearchTask:
         self.priority = priority
         self.turn = turn
         self.compile = compile
-        self.state: SearchState = "queued"
-        self.detail = ""
-        self.known = False
+        self.state: Literal["queued", "searching", "done", "failed", "cancelled"] = "queued"
+        self.worker = ""
         self.begun = False
         """Its session has measured something of it."""
         self.losses = 0
         self.alone = False
         """It may have ended a session that held other tasks too: the next session holds this task alone."""
         self.since = self.wanted = time.monotonic()
-        """When it came to its state; when a compile last asked for it."""
-        self._on_change = on_change
+        """Since when it waits for a session; when a compile last asked for it."""
+        self._on_searching = on_searching
         self._elements = _elements(task.problem)
         self._suspects: set[str] = set()
         self._unexplained = 0
@@ -118,26 +109,30 @@ class SearchTask:
         outcome = self.settled.result() if self.settled.done() else None
         return outcome if isinstance(outcome, SearchResult) else None
 
+    def assign(self, worker: str) -> None:
+        """`worker` has it from now on."""
+        if self.open:
+            self.state, self.worker = "searching", worker
+            self._on_searching(worker)
+
+    def put_back(self) -> None:
+        """Its session has ended, and others may have it."""
+        self.state, self.since = "queued", time.monotonic()
+
     def cancel(self) -> None:
         """Its outcome is "cancelled". A search that has begun may go on to its end."""
-        if self.open:
-            self._settle("cancelled", "cancelled", "")
+        self._settle("cancelled", "cancelled")
 
-    def become(self, state: Literal["queued", "searching"], detail: str) -> None:
-        if self.open and (self.state, self.detail) != (state, detail):
-            if self.state != state:
-                self.since = time.monotonic()
-            self.state, self.detail = state, detail
-            self._report()
-
-    def finish(self, result: SearchResult, *, known: bool) -> None:
-        if self.open:
-            self.known = known
-            self._settle("done", result, self.detail)
+    def finish(self, result: SearchResult) -> None:
+        self._settle("done", result)
 
     def fail(self, why: str) -> None:
+        self._settle("failed", why)
+
+    def _settle(self, state: Literal["done", "failed", "cancelled"], outcome: SearchResult | str) -> None:
         if self.open:
-            self._settle("failed", why, why)
+            self.state = state
+            self.settled.set_result(outcome)
 
     def lose(self, *, candidate: str, certain: bool, why: str) -> None:
         """A session that had it has ended. candidate: what it was trying, or ''. certain: its process died of it.
@@ -156,19 +151,6 @@ class SearchTask:
         self._unexplained += 1
         if self._unexplained >= LOSSES:
             self.fail(f"{self._unexplained} search sessions ended over it, at last: {why}")
-
-    def _settle(self, state: SearchState, outcome: SearchResult | str, detail: str) -> None:
-        self.state, self.detail, self.since = state, detail, time.monotonic()
-        self.settled.set_result(outcome)
-        self._report()
-
-    def _report(self) -> None:
-        if self._on_change is None:
-            return
-        try:
-            self._on_change(self.state, self.detail)
-        except Exception:  # an error of the listener is not the queue's
-            log.exception("task_listener_failed", task=self.task.id, state=self.state)
 
 
 def _elements(problem: Problem) -> int:

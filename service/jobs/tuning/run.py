@@ -39,7 +39,7 @@ from ...cache.artifact_cache import ArtifactCache
 from ...compile.search.compile_queries import OnQuery
 from ...compile.search.database import TuningDatabase
 from ...compile.search.queue import SearchQueue
-from ...compile.search.task import SearchState, SearchTarget, SearchTask
+from ...compile.search.task import SearchTarget, SearchTask
 from ...storage.redis.retry import retry_while_down
 from ..compiles import JobCompiles
 from ..records import FieldValue, JobEvent
@@ -149,15 +149,13 @@ class TuningJobRun(JobRun[TuningJobRecord]):
             space=item.space,
             samples=self.loaded.job.budget.samples,
         )
-        task = self._parts.queue.submit(
-            search, self._target, on_change=lambda state, detail: self._on_change(n, state, detail)
-        )
+        task = self._parts.queue.submit(search, self._target, functools.partial(self._on_searching, n))
         self._tasks[n] = task
         outcome = await task.outcome()
         del self._tasks[n]
         if isinstance(outcome, SearchResult):
             self._add_device(outcome.entry.place)
-            known = task.known or not outcome.timings
+            known = not outcome.timings
             result = self._result(n, outcome, known=known)
             await self._end(
                 n,
@@ -172,9 +170,9 @@ class TuningJobRun(JobRun[TuningJobRecord]):
         else:
             await self._end(n, "failed", outcome)
 
-    def _on_change(self, n: int, state: SearchState, detail: str) -> None:
-        if state == "searching" and not self._ended(n):
-            self._items[n] = searching = self._progress_of(n, "searching", detail)
+    def _on_searching(self, n: int, worker: str) -> None:
+        if not self._ended(n):
+            self._items[n] = searching = self._progress_of(n, "searching", worker)
             task = asyncio.create_task(self._record_search(n, searching))
             self._recordings.add(task)
             task.add_done_callback(self._recordings.discard)

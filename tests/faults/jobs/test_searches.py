@@ -78,11 +78,7 @@ class Watched:
 
     def __init__(self, queue: SearchQueue, task: TuningTask) -> None:
         self.workers: list[str] = []
-        self.search = queue.submit(task, AIM, on_change=self._hear)
-
-    def _hear(self, state: str, detail: str) -> None:
-        if state == "searching":
-            self.workers.append(detail)
+        self.search = queue.submit(task, AIM, self.workers.append)
 
     async def found(self) -> SearchResult:
         outcome = await asyncio.wait_for(self.search.outcome(), 90)

@@ -183,17 +183,16 @@ def test_without_a_worker_nothing_is_open(redis_server: RedisServer) -> None:
 # --- batch jobs ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_task_is_searched_and_its_owner_hears_all_of_it(redis_server: RedisServer) -> None:
+def test_a_batch_task_is_searched_and_its_owner_hears_by_which_worker(redis_server: RedisServer) -> None:
     async def scenario(here: Site) -> None:
-        heard: list[tuple[str, str]] = []
-        search = here.queue.submit(task(1), AIM, on_change=lambda *change: heard.append(change))
+        heard: list[str] = []
+        search = here.queue.submit(task(1), AIM, heard.append)
         outcome = await search.outcome()
         assert isinstance(outcome, SearchResult)
         assert [timing.candidate for timing in outcome.timings] == ["a", "b", "c"]
         assert outcome.entry == (await here.tunings.known(PLACE, [of(1)]))[0]
-        worker = here.pool.began[0][0]
-        assert heard == [("searching", worker), ("done", worker)]
-        assert not search.known
+        assert heard == [here.pool.began[0][0]]
+        assert search.state == "done"
 
     run(redis_server, scenario)
 
@@ -204,7 +203,7 @@ def test_a_batch_task_that_is_known_is_not_searched(redis_server: RedisServer) -
         search = here.queue.submit(task(1), AIM)
         outcome = await search.outcome()
         assert isinstance(outcome, SearchResult)
-        assert (outcome.entry.winner.candidate, search.known) == ("theirs", True)
+        assert (outcome.entry.winner.candidate, outcome.timings) == ("theirs", [])
         assert here.pool.began == []
 
     run(redis_server, scenario)
