@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from fault_parts import RedisProxy
-from service_parts import TOKEN, RedisServer, Running
+from service_parts import TOKEN, RedisServer, Running, follow, graph, post
 from torchrelay.clients.gateway.jobs import TuningJobsClient, TuningJobStateChange
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.tuning.jobs import ENDED
@@ -90,6 +90,29 @@ def test_another_gateway_goes_on_when_one_is_killed(start: Start, measured: Path
         )
     counts = Counter(lines(measured))
     assert {text for text, count in counts.items() if count > 1}.isdisjoint(before)
+
+
+def test_a_compile_whose_searches_wait_goes_on_elsewhere_and_nothing_is_measured_again(
+    settings: dict[str, Any], measured: Path
+) -> None:
+    sizes = [16 * n for n in range(1, PROBLEMS + 1)]
+    started = [SearchingGateway(settings, 0.3, measured, wanted=sizes)]
+    try:
+        with started[0].http() as http:
+            key = post(http, graph(1)).json()["key"]
+            wait_until(lambda: len(lines(measured)) >= 4, seconds=60)
+        started[0].kill()
+        assert len(lines(measured)) < PROBLEMS, "some wait, and some are being searched"
+        started.append(SearchingGateway(settings, 0.3, measured, wanted=sizes))
+        with started[1].http() as http:
+            *_, (_, stage, data) = follow(http, key)
+            assert stage == "done", data
+    finally:
+        for process in started:
+            process.kill()
+    counts = Counter(lines(measured))
+    assert len(counts) == PROBLEMS
+    assert sum(counts.values()) <= PROBLEMS + 2, "at most what each of two devices was measuring"
 
 
 def test_a_gateway_that_comes_back_goes_on_by_itself(start: Start, measured: Path) -> None:

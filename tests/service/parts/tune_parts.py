@@ -1,6 +1,7 @@
 """Gateways whose workers search in this process, for tests of batch jobs.
 
-Run as a script it is one such gateway: `python tune_parts.py <settings JSON> <seconds of a search> <file>`.
+Run as a script it is one such gateway: `python tune_parts.py <settings JSON> <seconds of a search> <file>`. Sizes of
+problems may follow, which each of its compiles waits for.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from torchrelay.compiler.tuning.queries import EntryLookup, SearchResult, Tuning
 from torchrelay.compiler.tuning.records import CandidateFailure, DeviceEnvironment, Timing, TuningEntry
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
-from tuning_parts import problem
+from tuning_parts import PLACE, problem
 from waiting import wait_until
 
 CEILINGS = 2
@@ -132,12 +133,23 @@ class SearchingPool(ArtifactPool):
 
 
 class SearchingGateway(GatewayProcess):
-    """A gateway in a process of its own, to be killed; its searches take `seconds` and are told in `file`."""
+    """A gateway in a process of its own, to be killed; its searches take `seconds` and are told in `file`.
+
+    wanted: sizes of problems that each of its compiles waits for.
+    """
 
     script = __file__
 
-    def __init__(self, settings: dict[str, Any], seconds: float, file: Path, *, port: int = 0) -> None:
-        super().__init__(settings, seconds, str(file), port=port)
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        seconds: float,
+        file: Path,
+        *,
+        wanted: Sequence[int] = (),
+        port: int = 0,
+    ) -> None:
+        super().__init__(settings, seconds, str(file), *map(str, wanted), port=port)
 
 
 def operator(size: int, line: int = 1, **fields: Any) -> OperatorTuneItem:
@@ -198,4 +210,6 @@ if __name__ == "__main__":
     pool = SearchingPool()
     pool.searchers.seconds = float(sys.argv[2])
     pool.searchers.file = Path(sys.argv[3])
+    if wanted := [problem(int(size)) for size in sys.argv[4:]]:
+        pool.questions, pool.patient = [msgspec.msgpack.encode(queries.SearchRequest(PLACE, wanted))], True
     create_server(ServiceSettings(**decoding.from_json(sys.argv[1])), pool).run()
