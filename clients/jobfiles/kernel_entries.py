@@ -24,7 +24,6 @@ from .yaml_lines import YamlPath, YamlReader, listed
 MAX_ITEMS = 1000
 """The most items of one entry."""
 _TENSOR = re.compile(r"([a-z][a-z0-9_]*)\[([^\[\]]*)\](?::(.+))?", re.ASCII)
-_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 _POWER = re.compile(r"next_power_of_2\((.*)\)")
 _SYMPY_NAMES = {"cdiv": "CeilDiv", "min": "Min", "max": "Max"}
@@ -112,11 +111,6 @@ class _Entry(_FilePart, frozen=True, kw_only=True):
         tune = tuple((name, self._tried(name, values)) for name, values in fields.tune.items())
         if any(warps & (warps - 1) for warps in fields.num_warps):
             raise self.bad("num_warps are powers of two", "num_warps")
-        for part in fields.grid:
-            try:
-                check(part)
-            except BadExpression as error:
-                raise self.bad(error.message, "grid") from None
         for sizes in self._sizes():
             arguments, numbers = self._arguments(sizes)
             for name, _ in tune:
@@ -265,23 +259,13 @@ def number_of(text: str, numbers: Mapping[str, Number]) -> Number:
     return _evaluated(text, numbers)
 
 
-def check(text: str) -> None:
-    """Raise BadExpression unless `text` is in the grammar, whatever its names stand for."""
-    inside = _POWER.fullmatch(text.strip())
-    translated = _in_grammar((inside[1] if inside else text).strip())
-    size_expr.check(translated, set(_WORD.findall(translated)))
-
-
 def _evaluated(text: str, numbers: Mapping[str, Number]) -> Number:
-    value = size_expr.evaluate(_in_grammar(text.strip()), numbers)
+    in_grammar = re.sub(r"\b(cdiv|min|max)\(", lambda found: f"{_SYMPY_NAMES[found[1]]}(", text.strip())
+    value = size_expr.evaluate(in_grammar, numbers)
     if type(value) not in (int, float) or not math.isfinite(value):
         raise BadExpression(f"expression {text[:60]!r} is not a number")
     number: Number = value
     return number
-
-
-def _in_grammar(text: str) -> str:
-    return re.sub(r"\b(cdiv|min|max)\(", lambda found: f"{_SYMPY_NAMES[found[1]]}(", text)
 
 
 _WARPS: Mapping[Space, tuple[int, ...]] = {"default": (2, 4, 8), "exhaustive": (1, 2, 4, 8, 16)}

@@ -116,8 +116,6 @@ def test_an_entry_has_an_item_for_each_combination_of_its_sizes() -> None:
         ({"arguments": []}, 14, "arguments: Expected `mapping`"),
         ({"arguments": [1]}, 14, "arguments: Expected `mapping`"),
         ({"grid": []}, 24, "grid: Expected `list` of length >= 1"),
-        ({"grid": "lambda meta: 3"}, 24, "characters outside the grammar"),
-        ({"grid": "open(3)"}, 24, "calls 'open'"),
         ({"grid": [[1]]}, 24, "grid, item 1: Expected `str`"),
         ({"tune": {"ROWS": 4}}, 25, "tune: Expected `list`"),
         ({"tune": {"num_warps": [4]}}, 25, "a field next to `tune`"),
@@ -245,6 +243,8 @@ def test_too_many_candidates_are_refused_before_they_are_made() -> None:
     [
         ("cdiv(rows, NONE)", "unknown symbol 'NONE'"),
         ("rows // (ROWS - 1)", "has no value"),
+        ("lambda meta: 3", "characters outside the grammar"),
+        ("open(3)", "calls 'open'"),
         ("rows / 3", "no size of a grid"),
         ("rows - 4096", "'rows - 4096' is 0 in ROWS=1 num_warps=4 num_stages=3"),
         ("rows * 1000000", "no size of a grid"),
