@@ -32,7 +32,6 @@ _HEAD = """\
 # Times are milliseconds: the median, and a 95% confidence interval of it.
 """
 _TIMINGS = ("winner", "runner_up", "aten", "default")
-_CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 
 T = TypeVar("T")
 
@@ -196,14 +195,8 @@ class _LockReader:
         except (ValueError, RecursionError) as error:
             message = str(error)
             where = re.search(r" \(at line (\d+), column \d+\)$", message)
-            if where is None:
-                self._fail(0, f"this is not TOML: {message}")
-            line = int(where[1])
-            if self._text.split("\n")[line - 1].startswith(_CONFLICT):
-                self._fail(
-                    line, "a merge conflict was left here", hint="Keep one side, and whole blocks of it"
-                )
-            self._fail(line, f"this is not TOML: {message[: where.start()]}")
+            line = int(where[1]) if where else 0
+            self._fail(line, f"this is not TOML: {message[: where.start() if where else None]}")
 
     def _entry(
         self, block: _ProblemTable, environment: records.DeviceEnvironment, position: tuple[int, ...]

@@ -169,7 +169,7 @@ def test_what_a_screen_would_not_show_is_escaped() -> None:
         ("version = 1\n", "", 0, "does not say its version"),
         ("[[place]]", "[[place", 7, "not TOML"),
         ('winner = "', 'winner = "\n', 17, "not TOML"),
-        ("clock", "<<<<<<< HEAD\nclock", 37, "merge conflict"),
+        ("clock", "<<<<<<< HEAD\nclock", 37, "not TOML"),
         ("seconds = 3.5\n\n", "seconds = 3.5\n\n\xff\n", 25, "not TOML"),
         ("# The", "\x00", 1, "not TOML"),
     ],
