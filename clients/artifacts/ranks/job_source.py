@@ -48,8 +48,13 @@ class JobSource:
             return self._obtain(wanted.with_exact_sizes(), self.job())
 
     def _obtain(self, wanted: ArtifactRequest, job: StoreAgreement | None) -> LoadedArtifact:
-        artifact = self.local.obtain(wanted) if job is None else self._obtain_for_job(job, wanted)
-        return self.local.used(artifact)
+        if job is None:
+            return self.local.used(self.local.obtain(wanted))
+
+        def take(decision: Decision, repeated: bool) -> LoadedArtifact:
+            return self.local.loaded(self.decided_on(job, wanted, decision, repeated), wanted)
+
+        return self.local.used(self.agreed(job, wanted, lambda: self.local.obtain(wanted), take))
 
     @property
     def is_one_of_several(self) -> bool:
@@ -68,21 +73,16 @@ class JobSource:
         return os.getpid() == self._owner
 
     def job(self) -> StoreAgreement | None:
+        """How this process agrees with the others of its job; None if it has none, or has left it."""
         if self.left_job is not None:
             self.local.report.alone(self.left_job)
             return None
-        try:
-            return self._joined()
-        except JobUnreachable as error:
-            self.leave_job(error)
-            return None
-
-    def _joined(self) -> StoreAgreement | None:
-        """How this process agrees with the others of its job; None if it has none. Raises JobUnreachable."""
         if not self.owns_job():
             return None
-        if self._store_job is None:
-            self._store_job = self._join()
+        try:
+            self._store_job = self._store_job or self._join()
+        except JobUnreachable as error:
+            self.leave_job(error)
         return self._store_job
 
     def _join(self) -> StoreAgreement | None:
@@ -109,16 +109,6 @@ class JobSource:
         problem = why_nothing_loads(self.local.settings.cache_dir)
         agreement.machines.join(Machine(symbol_versions.offered(), problem))
         return agreement
-
-    def _obtain_for_job(self, job: StoreAgreement, wanted: ArtifactRequest) -> LoadedArtifact:
-        return self.agreed(
-            job,
-            wanted,
-            lambda: self.local.obtain(wanted),
-            lambda decision, repeated: self.local.loaded(
-                self.decided_on(job, wanted, decision, repeated), wanted
-            ),
-        )
 
     def agreed(
         self,
