@@ -15,26 +15,15 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
-from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from ...compiler.process.fork_safe_lock import ForkSafeLock
-from ...compiler.process.own_files import own_folder
+from ...compiler.process.own_files import own_folder, trim
 from ..atomic_file import locked, write_atomically
 
 _HEX = frozenset("0123456789abcdef")
 _TEMPORARY = ".tmp-"
-_STALE_SECONDS = 3600.0
-"""A temporary file older than this was left by a process that died."""
-
-
-class _CachedFile(NamedTuple):
-    used: float
-    size: int
-    path: Path
 
 
 class DiskCache:
@@ -101,7 +90,8 @@ class DiskCache:
                 if self._programs.exists():
                     folders.append(stack.enter_context(own_folder(self._programs)))
                 if stack.enter_context(locked(folders[0] / ".lock", wait=False)):
-                    self._trim(folders)
+                    files = [folders[0].glob("[0-9a-f][0-9a-f]/*"), *(each.glob("*") for each in folders[1:])]
+                    trim(chain(*files), self._limit, down_to=0.9)
         except OSError as error:
             self._complain(error)
 
@@ -116,18 +106,6 @@ class DiskCache:
             return False
         return True
 
-    def _trim(self, folders: Sequence[Path]) -> None:
-        entries = sorted(_entries(*folders))
-        total = sum(entry.size for entry in entries)
-        if total <= self._limit:
-            return
-        for entry in entries:
-            if total <= self._limit * 0.9:
-                return
-            with contextlib.suppress(FileNotFoundError):
-                entry.path.unlink()
-            total -= entry.size
-
     def _complain(self, error: OSError) -> None:
         from ..reports.run_report import process_report
 
@@ -140,19 +118,3 @@ def _name(key: str) -> str:
     if len(key) < 8 or not _HEX.issuperset(key):
         raise ValueError(f"not a cache key: {key[:80]!r}")
     return f"{key[:2]}/{key}"
-
-
-def _entries(artifacts: Path, *programs: Path) -> Iterator[_CachedFile]:
-    """Every artifact and program; drops stale temporary files on the way."""
-    expired = time.time() - _STALE_SECONDS
-    for path in chain(artifacts.glob("[0-9a-f][0-9a-f]/*"), *(folder.glob("*") for folder in programs)):
-        try:
-            status = path.lstat()
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            if not path.name.startswith("."):  # a draft
-                yield _CachedFile(status.st_mtime, status.st_size, path)
-            elif status.st_mtime < expired:
-                path.unlink()
-        except FileNotFoundError:
-            continue

@@ -13,13 +13,12 @@ import os
 import re
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from ..process.own_files import own_folder
+from ..process.own_files import own_folder, trim
 
 NAME = re.compile(r"c[a-z2-7]{51}(\.main)?\.so|t[a-z2-7]{52}\.triton|w[a-z2-7]{52}\.json")
 """A library as torch._inductor.codecache names it; one Triton kernel's binaries; a winner."""
@@ -27,7 +26,6 @@ LIBRARY_LIMIT = 64 << 20
 """Bytes of one file."""
 DEFAULT_LIMIT = 2 << 30
 NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_UNFINISHED_SECONDS = 3600.0
 
 
 class KernelExchange(Struct, frozen=True):
@@ -89,20 +87,7 @@ class KernelStore:
 
     def _trim(self) -> None:
         """Remove the least recently used files, of all namespaces, until the rest fits."""
-        files: list[tuple[float, int, Path]] = []
-        for path in self.folder.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # another slot trims too
-                status = path.stat()
-                if NAME.fullmatch(path.name) is not None:
-                    files.append((status.st_mtime, status.st_size, path))
-                elif status.st_mtime < time.time() - _UNFINISHED_SECONDS:
-                    path.unlink()  # left by a crash
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self._limit_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
+        trim(self.folder.glob("*/*"), self._limit_bytes)
 
 
 class NamespaceKernels:

@@ -11,7 +11,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import SettingsError
@@ -20,6 +21,8 @@ UNREADABLE = 0o077
 """The mode bits that a secret must not have."""
 UNWRITABLE = 0o022
 """The mode bits that a file must not have whose content is trusted."""
+_UNFINISHED_SECONDS = 3600.0
+"""A draft older than this was left by a process that died."""
 _EVERY_USER = 1 << 32
 """So many user ids a user namespace has that leaves none out."""
 
@@ -85,6 +88,28 @@ def new_folder(parent: Path, prefix: str) -> tuple[Path, int]:
             return folder, lock
         if lock is not None:
             os.close(lock)
+
+
+def trim(files: Iterable[Path], limit_bytes: int, down_to: float = 1.0) -> None:
+    """If the files have more than `limit_bytes`, remove the least recently used, down to this share of it; besides,
+    drafts that a crash left (names that begin with a dot). Others may trim too. Raises OSError."""
+    found: list[tuple[float, int, Path]] = []
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if not path.name.startswith("."):
+                found.append((status.st_mtime, status.st_size, path))
+            elif status.st_mtime < time.time() - _UNFINISHED_SECONDS:
+                path.unlink()
+    total = sum(size for _, size, _ in found)
+    least = limit_bytes if total <= limit_bytes else limit_bytes * down_to
+    for _, size, path in sorted(found):
+        if total <= least:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
 
 
 def _locked(folder: Path) -> int | None:
