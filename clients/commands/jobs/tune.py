@@ -26,7 +26,6 @@ from ...gateway.admin_client import AdminClient
 from ...gateway.compile_client import GatewayClient
 from ...gateway.jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import captured_graphs, tune_file, tuning_lock
-from ...jobfiles.tuning_diff import tuning_changes
 from ...reports.html_page import PAGE, write_files
 from ...reports.tuning import page, summary
 from ...settings import load_settings
@@ -200,7 +199,7 @@ def diff(
     new: Annotated[Path, typer.Argument(help="A newer lock file.")],
 ) -> None:
     """Show what changed between two lock files, the largest slowdown first; needs no service."""
-    found = tuning_changes(tuning_lock.load(old), tuning_lock.load(new))
+    found = summary.tuning_changes(tuning_lock.load(old), tuning_lock.load(new))
     for change in found:
         entry = change.new or change.old
         assert entry is not None

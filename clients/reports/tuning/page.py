@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ....compiler.tuning.records import Timing
-from ...jobfiles.tuning_diff import TuningChange
 from .. import html_page, svg
 from ..html_page import Tile, digits, milliseconds, plural, seconds
 from ..svg import Axis, Picture, shape
 from . import roofline
-from .summary import TunedDevice, TuningReport, TuningRow
+from .summary import TunedDevice, TuningChange, TuningReport, TuningRow
 
 _LISTED = 40
 """How many of one problem's candidates and failures are listed, and how many graphs."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from ....compiler.api.tuning.jobs import TuneJob, TuneProgress, TuneResult
 from ....compiler.tuning import records
 from ....compiler.tuning.records import DeviceEnvironment, TuningEntry
-from ...jobfiles import tuning_diff
 from . import roofline
 
+Kind = Literal["slower", "other", "faster", "new", "gone"]
+_ORDER: tuple[Kind, ...] = ("slower", "other", "faster", "new", "gone")
 _LARGE = 2048
 """A square matrix product of at least this size in a lock file measures the device's ceiling."""
 
@@ -70,6 +72,21 @@ class TunedDevice(Struct, frozen=True):
         return clocks.pop() if len(clocks) == 1 else ""
 
 
+class TuningChange(Struct, frozen=True):
+    """slower, faster: the winners' intervals do not overlap. other: another winner, about as fast."""
+
+    kind: Kind
+    old: TuningEntry | None
+    new: TuningEntry | None
+
+    @property
+    def share(self) -> float:
+        """How much longer the new winner takes, as a share of the old one's time; 0 where there are not two."""
+        if self.old is None or self.new is None:
+            return 0.0
+        return self.new.winner.milliseconds / self.old.winner.milliseconds - 1
+
+
 class TuningReport(Struct, frozen=True, kw_only=True):
     """seconds: of searching, on all devices together. missing: items of the job without a result. of_default, of_aten:
     geometric means of the ratios, None if there are none. changes: from an older lock, None without one. against: the
@@ -87,7 +104,7 @@ class TuningReport(Struct, frozen=True, kw_only=True):
     failed: int
     of_default: float | None
     of_aten: float | None
-    changes: list[tuning_diff.TuningChange] | None
+    changes: list[TuningChange] | None
     against: str = ""
 
 
@@ -200,9 +217,9 @@ def _graphs(rows: Iterable[TuningRow]) -> list[TunedGraph]:
 
 def _changes(
     old: Sequence[TuningEntry], rows: Iterable[TuningRow], job: TuneJob | None
-) -> list[tuning_diff.TuningChange]:
+) -> list[TuningChange]:
     """A job has only some problems: the others are not gone."""
-    found = tuning_diff.tuning_changes(old, [row.entry for row in rows])
+    found = tuning_changes(old, [row.entry for row in rows])
     return [change for change in found if job is None or change.kind != "gone"]
 
 
@@ -213,3 +230,46 @@ def _ratio(other: records.Timing | None, entry: TuningEntry) -> float | None:
 def _mean(ratios: Iterable[float | None]) -> float | None:
     known = [ratio for ratio in ratios if ratio is not None]
     return statistics.geometric_mean(known) if known else None
+
+
+# --- two sets of winners, compared ---------------------------------------------------------------------------
+
+
+def tuning_changes(old: Iterable[TuningEntry], new: Iterable[TuningEntry]) -> list[TuningChange]:
+    """The changes, the largest slowdown first. After an upgrade, an entry is compared with the one for the same device
+    under other versions, if there is exactly one."""
+    before, after = ({records.entry_sort_key(entry): entry for entry in side} for side in (old, new))
+    on_device = _unique(before.values())
+    found: list[TuningChange | None] = []
+    moved: set[object] = set()
+    for place, entry in after.items():
+        last = before.get(place) or on_device.get(_on_device(entry))
+        if last is None:
+            found.append(TuningChange("new", None, entry))
+            continue
+        moved.add(records.entry_sort_key(last))
+        found.append(_change(last, entry))
+    found += [TuningChange("gone", entry, None) for place, entry in before.items() if place not in moved]
+    changes = [change for change in found if change is not None]
+    return sorted(changes, key=lambda change: (_ORDER.index(change.kind), -change.share))
+
+
+def _unique(entries: Iterable[TuningEntry]) -> dict[object, TuningEntry]:
+    """By device and problem, where there is one."""
+    groups: dict[object, list[TuningEntry]] = {}
+    for entry in entries:
+        groups.setdefault(_on_device(entry), []).append(entry)
+    return {device: group[0] for device, group in groups.items() if len(group) == 1}
+
+
+def _on_device(entry: TuningEntry) -> tuple[object, ...]:
+    place = entry.place
+    return place.device, place.capability, place.threads, entry.problem
+
+
+def _change(old: TuningEntry, new: TuningEntry) -> TuningChange | None:
+    if new.winner.low > old.winner.high:
+        return TuningChange("slower", old, new)
+    if new.winner.high < old.winner.low:
+        return TuningChange("faster", old, new)
+    return TuningChange("other", old, new) if old.winner.candidate != new.winner.candidate else None

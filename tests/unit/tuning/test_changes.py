@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torchrelay.clients.commands import application
 from torchrelay.clients.jobfiles import tuning_lock
-from torchrelay.clients.jobfiles.tuning_diff import TuningChange, tuning_changes
+from torchrelay.clients.reports.tuning.summary import TuningChange, tuning_changes
 from torchrelay.compiler.tuning import records
 from typer.testing import CliRunner
 
