@@ -2,7 +2,7 @@
 
 Written as classic BPF by hand: pyseccomp and the like need libseccomp on the machine, for sixty lines. What is
 refused fails with EPERM, as if not permitted. A call that is newer than the list fails with ENOSYS, as on an older
-kernel, so that libraries use what came before it. A program of another architecture is killed.
+kernel, so that libraries use what came before it. A program of another architecture than x86-64 is killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Literal
 
 from ..process import linux
@@ -40,10 +40,9 @@ _SOCKET_TYPE = 0xF
 """The bits of a socket's type; the others are its flags."""
 _X32 = 0x40000000
 
-_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X86_64 = 0xC000003E
 
-_CONNECT = (42, 203)
-_SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _PRLIMIT = (41, 198), (53, 199), (56, 220), (435, 435), (302, 261)
+_CONNECT, _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _PRLIMIT = 42, 41, 53, 56, 435, 302
 """Calls that depend on their arguments."""
 
 
@@ -67,49 +66,32 @@ def install(*, sockets: Sockets, shared_memory: bool) -> None:
 
 
 def _program(*, sockets: Sockets, shared_memory: bool) -> bytes:
-    machine = platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"no filter for {machine}: {os.strerror(errno.ENOSYS)}")
-    column = list(_ARCHITECTURES).index(machine)
+    if platform.machine() != "x86_64":
+        raise OSError(errno.ENOSYS, f"no filter for {platform.machine()}: {os.strerror(errno.ENOSYS)}")
     refused = _ERRNO | errno.EPERM
     code = [
-        *(
-            _one(_LOAD, _ARCHITECTURE),
-            _one(_EQUAL, _ARCHITECTURES[machine], 1, 0),
-            _one(_RETURN, _KILL_PROCESS),
-        ),
-        _one(_LOAD, _NUMBER),
-    ]
-    if machine == "x86_64":
-        code += [_one(_AT_LEAST, _X32, 0, 1), _one(_RETURN, refused)]
-    # a filter cannot read its flags, which are behind a pointer; glibc then uses clone
-    code += [_one(_EQUAL, _CLONE3[column], 0, 1), _one(_RETURN, _ERRNO | errno.ENOSYS)]
-    code += [
-        *(
-            _one(_EQUAL, _CLONE[column], 0, 4),
-            _one(_LOAD, _FIRST_ARGUMENT),
-            _one(_ANY_BIT, linux.CLONE_NEW, 0, 1),
-        ),
+        *(_one(_LOAD, _ARCHITECTURE), _one(_EQUAL, _X86_64, 1, 0), _one(_RETURN, _KILL_PROCESS)),
+        *(_one(_LOAD, _NUMBER), _one(_AT_LEAST, _X32, 0, 1), _one(_RETURN, refused)),
+        # a filter cannot read its flags, which are behind a pointer; glibc then uses clone
+        *(_one(_EQUAL, _CLONE3, 0, 1), _one(_RETURN, _ERRNO | errno.ENOSYS)),
+        *(_one(_EQUAL, _CLONE, 0, 4), _one(_LOAD, _FIRST_ARGUMENT), _one(_ANY_BIT, linux.CLONE_NEW, 0, 1)),
         *(_one(_RETURN, refused), _one(_RETURN, _ALLOW)),
-    ]
-    # of others it asks for the same user only
-    code += [
-        *(_one(_EQUAL, _PRLIMIT[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
+        # of others it asks for the same user only
+        *(_one(_EQUAL, _PRLIMIT, 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
         *(_one(_EQUAL, 0, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
     ]
-    allowed = ALLOWED | SHARED_MEMORY if shared_memory else ALLOWED
-    numbers = {number for pair in allowed.values() if (number := pair[column]) is not None}
+    numbers = ALLOWED | SHARED_MEMORY if shared_memory else ALLOWED
     if sockets == "unix":
-        numbers |= {_CONNECT[column], _SOCKETPAIR[column]}
+        numbers |= {_CONNECT, _SOCKETPAIR}
         code += [
-            *(_one(_EQUAL, _SOCKET[column], 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
+            *(_one(_EQUAL, _SOCKET, 0, 4), _one(_LOAD, _FIRST_ARGUMENT)),
             *(_one(_EQUAL, socket.AF_UNIX, 1, 0), _one(_RETURN, refused), _one(_RETURN, _ALLOW)),
         ]
     else:
         # a datagram needs no connection to reach another process
         for call in [_SOCKETPAIR] if sockets == "pairs" else [_SOCKETPAIR, _SOCKET]:
             code += [
-                *(_one(_EQUAL, call[column], 0, 8), _one(_LOAD, _FIRST_ARGUMENT)),
+                *(_one(_EQUAL, call, 0, 8), _one(_LOAD, _FIRST_ARGUMENT)),
                 *(
                     _one(_EQUAL, socket.AF_UNIX, 0, 5),
                     _one(_LOAD, _SECOND_ARGUMENT),
@@ -124,7 +106,7 @@ def _program(*, sockets: Sockets, shared_memory: bool) -> bytes:
     return b"".join(code)
 
 
-def _runs(numbers: set[int]) -> Iterator[tuple[int, int]]:
+def _runs(numbers: Set[int]) -> Iterator[tuple[int, int]]:
     """First and last of each run of numbers that follow each other."""
     for first in sorted(number for number in numbers if number - 1 not in numbers):
         last = first
