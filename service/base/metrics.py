@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -45,100 +46,71 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.http_requests = Counter(
-            "torchrelay_http_requests",
-            "HTTP requests by route and status",
-            ["method", "route", "status"],
-            registry=self.registry,
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.http_requests = counter(
+            "torchrelay_http_requests", "HTTP requests by route and status", ["method", "route", "status"]
         )
-        self.http_seconds = Histogram(
+        self.http_seconds = histogram(
             "torchrelay_http_seconds",
             "Seconds from a request's head to its answer's last byte",
             ["route"],
             buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
         )
-        self.request_parses = Counter(
+        self.request_parses = counter(
             "torchrelay_request_parses",
             "Bodies of graphs that were decoded and checked; those known by their bytes are not again",
-            registry=self.registry,
         )
-        self.compile_seconds = Histogram(
+        self.compile_seconds = histogram(
             "torchrelay_compile_seconds",
             "Seconds a compile took from its lease to its publication",
             buckets=_COMPILE_BUCKETS,
-            registry=self.registry,
         )
-        self.compiles_here = Gauge(
-            "torchrelay_compiles_in_progress",
-            "Compiles whose lease this dispatcher holds",
-            registry=self.registry,
+        self.compiles_here = gauge(
+            "torchrelay_compiles_in_progress", "Compiles whose lease this dispatcher holds"
         )
-        self.compile_errors = Counter(
-            "torchrelay_compile_errors", "Failed compiles by code", ["code"], registry=self.registry
+        self.compile_errors = counter("torchrelay_compile_errors", "Failed compiles by code", ["code"])
+        self.takeovers = counter("torchrelay_takeovers", "Compiles taken over from a dead holder")
+        self.background_failures = counter(
+            "torchrelay_background_failures", "Errors of background tasks, which go on after them", ["task"]
         )
-        self.takeovers = Counter(
-            "torchrelay_takeovers", "Compiles taken over from a dead holder", registry=self.registry
-        )
-        self.background_failures = Counter(
-            "torchrelay_background_failures",
-            "Errors of background tasks, which go on after them",
-            ["task"],
-            registry=self.registry,
-        )
-        self.event_loop_lag = Histogram(
+        self.event_loop_lag = histogram(
             "torchrelay_event_loop_lag_seconds",
             "How late the event loop comes to what is due, measured twice a second",
             buckets=_LAG_BUCKETS,
-            registry=self.registry,
         )
-        self.redis_errors = Counter(
+        self.redis_errors = counter(
             "torchrelay_redis_errors",
             "Calls that Redis failed after all retries, by the kind of error",
             ["error"],
-            registry=self.registry,
         )
-        self.store_errors = Counter(
+        self.store_errors = counter(
             "torchrelay_blob_store_errors",
             "Calls that the blob store failed after all retries",
             ["operation"],
-            registry=self.registry,
         )
         for operation in ("read", "write", "delete", "sweep"):  # so that a rate sees the first one
             self.store_errors.labels(operation)
-        self.damaged_blobs = Counter(
-            "torchrelay_damaged_blobs",
-            "Artifacts found lost or damaged when they were asked for",
-            registry=self.registry,
+        self.damaged_blobs = counter(
+            "torchrelay_damaged_blobs", "Artifacts found lost or damaged when they were asked for"
         )
-        self.searches = Counter(
-            "torchrelay_searches",
-            "Problems that searchers were to search, by outcome",
-            ["outcome"],
-            registry=self.registry,
+        self.searches = counter(
+            "torchrelay_searches", "Problems that searchers were to search, by outcome", ["outcome"]
         )
-        self.searchers = Gauge("torchrelay_searchers", "Searchers of this dispatcher", registry=self.registry)
-        self.searches_queued = Gauge(
+        self.searchers = gauge("torchrelay_searchers", "Searchers of this dispatcher")
+        self.searches_queued = gauge(
             "torchrelay_searches_queued",
             "Problems that wait for a searcher, by who wants them",
             ["wanted_by"],
-            registry=self.registry,
         )
-        self.trains = Gauge(
+        self.trains = gauge(
             "torchrelay_trains",
             "Training jobs that have not ended, of all namespaces, by state; every dispatcher reports the same",
             ["state"],
-            registry=self.registry,
         )
-        self.trains_here = Gauge(
-            "torchrelay_trains_driven", "Training jobs that this dispatcher runs", registry=self.registry
-        )
-        self.streams = Gauge(
-            "torchrelay_event_streams",
-            "Open event streams",
-            multiprocess_mode="livesum",
-            registry=self.registry,
-        )
+        self.trains_here = gauge("torchrelay_trains_driven", "Training jobs that this dispatcher runs")
+        self.streams = gauge("torchrelay_event_streams", "Open event streams", multiprocess_mode="livesum")
 
     def render(
         self, shared: Mapping[str, Counters] | None, load: Load | None, *, redis_up: bool, signer_up: bool
