@@ -7,10 +7,8 @@ Graphs of other numbers compile when ranks reach them.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 
@@ -23,12 +21,11 @@ from ....workers.pool import WorkerLost, WorkerPool
 from ...admission.admit import Admission
 from ...admission.saved_requests import SavedRequests
 from ...base.async_tasks import end, run_together
+from ...storage.redis.retry import retry_while_down
 from ..compiles import MOST_PAUSE_SECONDS, JobCompiles
 from .progress import TrainingJobProgress
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 RETRY_SECONDS = 0.5
 RETRY_MOST_SECONDS = 15.0
@@ -176,11 +173,13 @@ class Precompilation:
             await self.record([], state="capturing", detail=detail)
 
         async def once() -> CapturedGraphs:
-            return await retry_until_available(
+            return await retry_while_down(
                 lambda: self.pool.train_capture(
                     train_order, world=world, seconds=self.seconds, placed=started
                 ),
-                self.seconds,
+                seconds=self.seconds,
+                longest_pause=RETRY_MOST_SECONDS,
+                errors=(Unavailable,),
             )
 
         try:
@@ -206,19 +205,6 @@ class Precompilation:
 
     def _rank_text(self, world: int) -> str:
         return f" of {world} rank{'s' * (world > 1)}" if self._elastic else ""
-
-
-async def retry_until_available(call: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """What `call` returns once there are workers. Raises its other errors; Unavailable after `seconds`."""
-    until, pause = time.monotonic() + seconds, RETRY_SECONDS
-    while True:
-        try:
-            return await call()
-        except Unavailable:
-            if time.monotonic() + pause > until:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, RETRY_MOST_SECONDS)
 
 
 def _warning(text: str) -> JobNote:

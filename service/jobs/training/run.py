@@ -37,7 +37,6 @@ from .precompile import (
     RETRY_SECONDS,
     Precompilation,
     TrainingGraphCompiler,
-    retry_until_available,
 )
 from .records import ARCHIVE_ENTRIES, TrainingJobRecord, TrainingJobs, job_event
 
@@ -379,8 +378,11 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
     async def _make_order(self) -> TrainOrder:
         parts, package = self._parts, b""
         if self._spec.package:
-            stored = await retry_until_available(
-                lambda: parts.store.package(self._spec.package), _PACKAGE_SECONDS
+            stored = await retry_while_down(
+                lambda: parts.store.package(self._spec.package),
+                seconds=_PACKAGE_SECONDS,
+                longest_pause=RETRY_MOST_SECONDS,
+                errors=(Unavailable,),
             )
             if stored is None:
                 raise NotFound("the job's packed working directory is gone", hint="Begin the job again")

@@ -62,8 +62,6 @@ FileName = Annotated[
         description="A file of the job; / separates folders",
     ),
 ]
-After = Annotated[int, Query(ge=0, lt=1 << 53, description="Number of the last one that is known; 0 begins")]
-Limit = Annotated[int, Query(ge=1, le=10_000, description="At most so many")]
 
 
 async def _writer(job: str, grant: Reader) -> Grant:
@@ -145,64 +143,6 @@ async def resume(job: Job, trainer: Trainer, tenant: TrainerTenant) -> TrainJob:
     return await tenant.training_jobs.job(job)
 
 
-# --- metrics, logs and history -----------------------------------------------------------------------------
-
-
-@router.get(
-    "/v1/trains/{job}/metrics",
-    summary="What a training job's ranks measured, a page at a time",
-    responses=_PAGE,
-)
-async def metrics(
-    request: Request, job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit = 1000
-) -> Response:
-    return await _entries(request, tenant, job, "metrics", after, limit)
-
-
-@router.get(
-    "/v1/trains/{job}/logs",
-    summary="What a training job's ranks printed, a page at a time",
-    responses=_PAGE,
-)
-async def logs(
-    request: Request,
-    job: Job,
-    tenant: ReaderTenant,
-    rank: Annotated[int, Query(ge=-1, lt=1 << 20, description="Of this rank alone; -1: of all")] = -1,
-    after: After = 0,
-    limit: Limit = 1000,
-) -> Response:
-    return await _entries(request, tenant, job, "logs", after, limit, rank)
-
-
-@router.get(
-    "/v1/trains/{job}/history",
-    summary="What became of a training job, a page at a time: all that is neither a metric nor a log",
-    responses=_PAGE,
-)
-async def history(
-    request: Request, job: Job, tenant: ReaderTenant, after: After = 0, limit: Limit = 1000
-) -> Response:
-    return await _entries(request, tenant, job, "history", after, limit)
-
-
-async def _entries(
-    request: Request, tenant: GatewayTenant, job: str, series: Series, after: int, limit: int, rank: int = -1
-) -> Response:
-    """A page, and in a header the number from which to go on, unless nothing follows for now. It may be empty before
-    the end, where entries are other ranks'."""
-    work = gateway_of(request).shared.budgets.work
-    async with work.turn(tenant.namespace):
-        found, following = await tenant.training_jobs.entries(
-            job, series, after, limit, rank=rank, gone=request.is_disconnected
-        )
-    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in found)
-    headers = {"Cache-Control": "no-store"}
-    if following is not None:
-        headers[AFTER_HEADER] = str(following)
-    return Response(lines, media_type=_LINES, headers=headers)
-
-
 # --- files -------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +204,36 @@ async def events(
     last_event_id: LastEventNumber = "",
 ) -> Response:
     return await job_events(request, gateway, tenant.training_jobs, job, last_event_id)
+
+
+# --- metrics, logs and history -----------------------------------------------------------------------------
+
+
+@router.get(  # the last of GET /v1/trains/{job}/...
+    "/v1/trains/{job}/{series}",
+    summary="What a training job's ranks measured or printed, or what became of the job, a page at a time",
+    description="A page may be empty before the end, where entries are other ranks'.",
+    responses=_PAGE,
+)
+async def entries(
+    request: Request,
+    job: Job,
+    series: Annotated[Series, Path(description="history: all that is neither a metric nor a log")],
+    tenant: ReaderTenant,
+    rank: Annotated[int, Query(ge=-1, lt=1 << 20, description="Logs of this rank alone; -1: of all")] = -1,
+    after: Annotated[int, Query(ge=0, lt=1 << 53, description="Number of the last one known; 0 begins")] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many")] = 1000,
+) -> Response:
+    work = gateway_of(request).shared.budgets.work
+    async with work.turn(tenant.namespace):
+        found, following = await tenant.training_jobs.entries(
+            job, series, after, limit, rank=rank, gone=request.is_disconnected
+        )
+    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in found)
+    headers = {"Cache-Control": "no-store"}
+    if following is not None:
+        headers[AFTER_HEADER] = str(following)
+    return Response(lines, media_type=_LINES, headers=headers)
 
 
 async def _log(tenant: GatewayTenant, trainer: Grant, action: AuditAction, job: TrainJob) -> None:
