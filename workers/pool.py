@@ -12,14 +12,12 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
 from ..compiler.api import compiles
-from ..compiler.api.training.events import NumberedEvent
-from ..compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from ..compiler.errors import CompileKilled, CompileTimeout, RelayError, Unavailable
 from ..compiler.request import schema
 from .fork_server.prestart import PrestartedServer
@@ -263,71 +261,21 @@ class WorkerPool:
         late = f"the search on worker {worker} did not end by its deadline"
         await self._result(slot, job_id, running, until, late)
 
-    async def train_begin(self, train_order: TrainOrder) -> None:
-        """Start a driver for the job, unless it has one; the driver does not need this process any more.
-
-        A lost driver is started again on another node. Its job goes on from the last checkpoint, and its events from
-        the last number in the order's folder. A job that has ended runs again only with another number of resumes.
-        Raises Unavailable; WorkerLost if the driver is lost meanwhile.
-        """
-        await self._training().begin(train_order)
-
-    async def train_warm(self, train_order: TrainOrder) -> None:
-        """Import PyTorch on the nodes that are likely to get the job's ranks, before they do. Raises Unavailable;
-        WorkerLost if the driver is lost meanwhile."""
-        await self._training().warm(train_order)
-
-    async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
-        """The job's events past number `after`, at most 1000; waits up to `seconds` for the first. `job`, here and
-        below: see node_messages.node_job_id.
-
-        The driver may drop all up to `after`. The last event of a job is a StateChanged to done, failed or cancelled.
-        Raises WorkerLost if the job has no driver: `train_begin` makes one; Unavailable if it does not answer, as while
-        it is being started again.
-        """
-        return await self._training().events(job, after, seconds)
-
-    async def train_cancel(self, job: str) -> None:
-        """Order the job's ranks to save and end, and kill them 5 s later; an event reports the end."""
-        await self._training().cancel(job)
-
-    async def train_forget(self, job: str) -> None:
-        """End the job's driver and its ranks, if there are any."""
-        await self._training().forget(job)
-
-    async def train_capture(
-        self,
-        train_order: TrainOrder,
-        *,
-        world: int = 0,
-        seconds: float,
-        placed: Callable[[], Awaitable[None]] | None = None,
-    ) -> CapturedGraphs:
-        """Run the job's script on one worker as rank 0 of a simulated world, up to its first optimizer step.
-
-        world: the number of ranks, if it is not the job's. placed: called once a worker has room; there is no limit on
-        that wait. The result's `ended` has an error of the script. Cancelling the caller kills the script.
-        Raises CompileTimeout if the script takes longer than `seconds`; WorkerLost, Unavailable.
-        """
-        return await self._training().capture(train_order, world or train_order.spec.workers, seconds, placed)
+    @property
+    def training(self) -> JobDrivers:
+        """The training jobs on its cluster. Raises Unavailable while Ray is not there."""
+        if self._trains is None:
+            raise Unavailable("the workers are not there yet")
+        return self._trains
 
     def node_resources(self) -> list[Mapping[str, float]]:
         """The resources of each node that offers slots, in Ray's names, as they were a moment ago."""
         return [node.resources for node in self._nodes]
 
-    async def free_resources(self) -> list[Mapping[str, float]]:
-        """What ranks could have of each node now. Raises Unavailable."""
-        return await self._training().room()
-
     @property
     def cluster(self) -> str:
         """The id of the Ray cluster that it has joined; '': none, or one of its own that ends with it."""
         return "" if self._cluster is None or self._settings.ray_address is None else self._cluster.id
-
-    def _training(self) -> JobDrivers:
-        if self._trains is None:
-            raise Unavailable("the workers are not there yet")
-        return self._trains
 
     def _begin_job(self, slot: Slot, job: Coroutine[Any, Any, bytes]) -> asyncio.Task[bytes]:
         running = asyncio.create_task(job)
@@ -406,9 +354,9 @@ class WorkerPool:
                 await self._settle(cluster, nodes)
                 if self._autoscaling is not None:
                     await self._autoscaling.adjust(self._nodes, self.overdue)
-                self._hold(await self._training().rank_devices())
+                self._hold(await self.training.rank_devices())
                 if count % _FREE_EVERY == 0:
-                    await self._training().free()
+                    await self.training.free()
                 self._note("nodes", None)
             except Unavailable as error:
                 log.error("%s", error)  # slots stay as they are; their own calls fail if it lasts

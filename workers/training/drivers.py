@@ -40,23 +40,31 @@ _CLOSE_SECONDS = 3.0
 
 
 class JobDrivers:
-    """The training jobs on one cluster."""
+    """The training jobs on one cluster. job: see node_messages.node_job_id."""
 
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
 
     async def begin(self, train_order: TrainOrder) -> None:
-        """Raises Unavailable, WorkerLost."""
+        """Start a driver for the job, unless it has one; the driver does not need this process any more.
+
+        A lost driver is started again on another node. Its job goes on from the last checkpoint, and its events from
+        the last number in the order's folder. A job that has ended runs again only with another number of resumes.
+        Raises Unavailable; WorkerLost if the driver is lost meanwhile.
+        """
         driver = await self._call(lambda: _make(train_order))
         await self._answer(driver.begin.remote(msgspec.msgpack.encode(train_order)))
 
     async def warm(self, train_order: TrainOrder) -> None:
-        """Raises Unavailable, WorkerLost."""
+        """Import PyTorch on the nodes that are likely to get the job's ranks, before they do. Raises Unavailable;
+        WorkerLost if the driver is lost meanwhile."""
         driver = await self._call(lambda: _make(train_order))
         await self._answer(driver.warm.remote(msgspec.msgpack.encode(train_order)))
 
     async def events(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
-        """Raises WorkerLost, Unavailable."""
+        """The job's events past number `after`, at most 1000; waits up to `seconds` for the first. The driver may drop
+        all up to `after`. The last event of a job is a StateChanged to done, failed or cancelled. Raises WorkerLost if
+        the job has no driver: `begin` makes one; Unavailable if it does not answer, as while it is started again."""
         driver = await self._find(job)
         if driver is None:
             raise WorkerLost(f"job {job} has no driver", hint="Begin it again")
@@ -68,13 +76,14 @@ class JobDrivers:
         )
 
     async def cancel(self, job: str) -> None:
-        """Raises Unavailable."""
+        """Order the job's ranks to save and end, and kill them 5 s later; an event reports the end. Raises
+        Unavailable."""
         driver = await self._find(job)
         if driver is not None:
             await self._answer(driver.cancel.remote())
 
     async def forget(self, job: str) -> None:
-        """Raises Unavailable."""
+        """End the job's driver and its ranks, if there are any. Raises Unavailable."""
         driver = await self._find(job)
         if driver is None:
             return
@@ -90,18 +99,22 @@ class JobDrivers:
     async def capture(
         self,
         train_order: TrainOrder,
+        *,
         world: int,
         seconds: float,
-        placed: Callable[[], Awaitable[None]] | None,
+        placed: Callable[[], Awaitable[None]],
     ) -> CapturedGraphs:
-        """Raises CompileTimeout, WorkerLost, Unavailable, and what `placed` raises."""
+        """Run the job's script on one worker as rank 0 of `world` simulated ranks, up to its first optimizer step.
+
+        placed: called once a worker has room; there is no limit on that wait. The result's `ended` has an error of the
+        script. Cancelling the caller kills the script. Raises CompileTimeout if the script takes longer than `seconds`;
+        WorkerLost, Unavailable, and what `placed` raises."""
         from ray.exceptions import RayError
 
         actor = await self._call(lambda: _make_capture(train_order.spec))
         try:
             await actor.placed.remote()
-            if placed is not None:
-                await placed()
+            await placed()
             async with asyncio.timeout(seconds):
                 data = await actor.run.remote(msgspec.msgpack.encode(train_order), world, seconds)
         except TimeoutError:
@@ -133,8 +146,8 @@ class JobDrivers:
         drivers = await self._call(_drivers)
         return [each for held in await asyncio.gather(*map(of, drivers)) for each in held]
 
-    async def room(self) -> list[Mapping[str, float]]:
-        """The free resources of each node. Raises Unavailable."""
+    async def free_resources(self) -> list[Mapping[str, float]]:
+        """What ranks could have of each node now. Raises Unavailable."""
         return list((await self._call(free_resources)).values())
 
     async def free(self) -> None:

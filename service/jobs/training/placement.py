@@ -55,7 +55,7 @@ class TrainingPlacement:
         if not any(each.cluster != self.cluster and not why_no_room(spec, each.nodes) for each in others):
             return True
         promised = [each for other in others if other.cluster == self.cluster for each in other.promised]
-        left = after_placing([*self._promised(), *promised], await self._pool.free_resources())
+        left = after_placing([*self._promised(), *promised], await self._pool.training.free_resources())
         return not why_no_room(spec, left)
 
     def _may_go_on_here(self, cluster: str, others: list[DispatcherInfo]) -> bool:

@@ -161,7 +161,7 @@ class Precompilation:
     async def _warm(self, train_order: TrainOrder) -> None:
         """Have the nodes import PyTorch meanwhile."""
         try:
-            await self.pool.train_warm(train_order)
+            await self.pool.training.warm(train_order)
         except RelayError as error:
             log.warning("train_starts_cold", error=error.message)
 
@@ -174,7 +174,7 @@ class Precompilation:
 
         async def once() -> CapturedGraphs:
             return await retry_while_down(
-                lambda: self.pool.train_capture(
+                lambda: self.pool.training.capture(
                     train_order, world=world, seconds=self.seconds, placed=started
                 ),
                 seconds=self.seconds,

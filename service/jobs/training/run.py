@@ -168,8 +168,8 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
                 await self._extend_token()
                 await self._wait_for_blob_store()
                 events = await self._answered(
-                    self._parts.pool.train_news(
-                        self._node_job, self._progress.last_number, seconds=_POLL_SECONDS
+                    self._parts.pool.training.events(
+                        self._node_job, self._progress.last_number, _POLL_SECONDS
                     )
                 )
             except WorkerLost as error:
@@ -245,14 +245,14 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
 
     async def give_up(self, why: str) -> None:
         with contextlib.suppress(RelayError):
-            await self._parts.pool.train_forget(self._node_job)
+            await self._parts.pool.training.forget(self._node_job)
         await super().give_up(why)
 
     async def _send_order(self, *, forget: bool) -> None:
         """forget: the nodes still know the job from before it was resumed."""
         if forget:
-            await self._parts.pool.train_forget(self._node_job)
-        await self._parts.pool.train_begin(await self._get_order())
+            await self._parts.pool.training.forget(self._node_job)
+        await self._parts.pool.training.begin(await self._get_order())
 
     async def _record_events(self, received: Sequence[NumberedEvent]) -> StateChanged | None:
         """Record new events of the nodes. The event that ends the job is returned for `_end`; until that has recorded
@@ -289,7 +289,7 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
         while time.monotonic() < began + (_CANCEL_SECONDS if answered else _UNREACHABLE_SECONDS):
             try:  # more than once: a driver may be starting
                 async with asyncio.timeout(_HANG_SECONDS):
-                    await self._parts.pool.train_cancel(self._node_job)
+                    await self._parts.pool.training.cancel(self._node_job)
                 answered = True
             except TimeoutError:
                 log.warning("train_not_cancelled", job=self.id, error="its driver does not answer")
@@ -315,7 +315,7 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
         await retry_while_down(self._revoke)
         for _ in range(3):
             try:
-                await self._parts.pool.train_forget(self._node_job)
+                await self._parts.pool.training.forget(self._node_job)
                 break
             except RelayError as error:
                 log.warning("train_not_forgotten", job=self.id, error=error.message)

@@ -53,7 +53,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
         with pytest.raises(NoWorker, match="training jobs hold all devices"):
             site.pool.search_devices(first.toolchain, first.target)
         assert [worker.state for worker in site.pool.workers()] == ["idle"] * gpus
-        site.call(site.pool.train_cancel(job.order.job))
+        site.call(site.pool.training.cancel(job.order.job))
         assert job.end(60).state == "cancelled"
         job.forget()
     finally:

@@ -156,25 +156,29 @@ class ArtifactPool:
         self.told += 1
         return self.nodes
 
+    @property
+    def training(self) -> ArtifactPool:
+        return self
+
     async def free_resources(self) -> list[dict[str, float]]:
         return self.node_resources()
 
-    async def train_warm(self, order: TrainOrder) -> None:
+    async def warm(self, order: TrainOrder) -> None:
         raise Unavailable("no node here trains")
 
-    async def train_begin(self, order: TrainOrder) -> None:
+    async def begin(self, order: TrainOrder) -> None:
         raise Unavailable("no node here trains")
 
-    async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
+    async def events(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
         raise Unavailable("no node here trains")
 
-    async def train_cancel(self, job: str) -> None:
+    async def cancel(self, job: str) -> None:
         raise Unavailable("no node here trains")
 
-    async def train_forget(self, job: str) -> None:
+    async def forget(self, job: str) -> None:
         return
 
-    async def train_capture(
+    async def capture(
         self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]
     ) -> CapturedGraphs:
         raise Unavailable("no node here trains")

@@ -130,7 +130,7 @@ class TrainingPool(ArtifactPool):
         self.asked_for_room += 1
         return self.nodes if self.free is None else self.free
 
-    async def train_capture(
+    async def capture(
         self, order: TrainOrder, *, world: int, seconds: float, placed: Callable[[], Awaitable[None]]
     ) -> CapturedGraphs:
         self.captures += 1
@@ -146,10 +146,10 @@ class TrainingPool(ArtifactPool):
         bodies = [*self.captured, *([graph(24 + world)] if order.spec.min_workers else [])]
         return CapturedGraphs(bodies=bodies, skipped=["graph 3: a tensor subclass"])
 
-    async def train_warm(self, order: TrainOrder) -> None:
+    async def warm(self, order: TrainOrder) -> None:
         self.warmed.append(order)
 
-    async def train_begin(self, order: TrainOrder) -> None:
+    async def begin(self, order: TrainOrder) -> None:
         job = node_job_id(order.namespace, order.job)
         self.orders.append(order)
         await asyncio.sleep(self.begin_seconds)
@@ -162,7 +162,7 @@ class TrainingPool(ArtifactPool):
         engine.tokens.append(order.environment["TORCHRELAY_TOKEN"])
         self._keep(job, engine)
 
-    async def train_news(self, job: str, after: int, *, seconds: float) -> list[NumberedEvent]:
+    async def events(self, job: str, after: int, seconds: float) -> list[NumberedEvent]:
         if self.silent:
             await asyncio.sleep(30)
             raise Unavailable("the job's driver does not answer")
@@ -188,7 +188,7 @@ class TrainingPool(ArtifactPool):
             told += events[:count]
         return told
 
-    async def train_cancel(self, job: str) -> None:
+    async def cancel(self, job: str) -> None:
         self.cancels += 1
         if self.silent:
             await asyncio.sleep(30)
@@ -198,7 +198,7 @@ class TrainingPool(ArtifactPool):
             engine.turns[-1].stopped = engine.turns[-1].stopped or time.time()
             self._keep(job, engine)
 
-    async def train_forget(self, job: str) -> None:
+    async def forget(self, job: str) -> None:
         engine = self.engine(job)
         engine.forgotten += 1
         self._keep(job, engine)

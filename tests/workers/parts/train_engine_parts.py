@@ -86,11 +86,11 @@ class Job:
 
     def begin(self, **changes) -> None:
         self.order = msgspec.structs.replace(self.order, **changes)
-        self.site.call(self.site.pool.train_begin(self.order))
+        self.site.call(self.site.pool.training.begin(self.order))
 
     def poll(self, seconds: float = 1.0) -> None:
         after = self.news[-1].number if self.news else 0
-        self.news += self.site.call(self.site.pool.train_news(self.order.job, after, seconds=seconds))
+        self.news += self.site.call(self.site.pool.training.events(self.order.job, after, seconds))
 
     def until(self, condition, seconds: float = 170):
         """What `condition` gives of the news, once it gives anything; before Ray forgets by itself, after 180 s."""
@@ -128,7 +128,7 @@ class Job:
         return [turned.state for turned in self.of(StateChanged)]
 
     def forget(self) -> None:
-        self.site.call(self.site.pool.train_forget(self.order.job))
+        self.site.call(self.site.pool.training.forget(self.order.job))
 
 
 def alive(pid):

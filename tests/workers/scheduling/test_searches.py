@@ -268,7 +268,7 @@ def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(servic
     tasks = Tasks(over=False)
     searching = service.search(tasks, seconds=300)
     wait_until(lambda: tasks.asked)
-    service.submit(service.pool.train_begin(order)).result(60)
+    service.submit(service.pool.training.begin(order)).result(60)
     try:
         with pytest.raises(WorkerLost, match="a training job holds the device"):
             searching.result(180)
@@ -277,8 +277,8 @@ def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(servic
         with pytest.raises(Overloaded, match="a training job holds the device"):
             service.search(Tasks(), worker=service.pool.workers()[0].id).result(10)
         assert service.compile("answer").result(30) == b"artifact"
-        service.submit(service.pool.train_cancel(order.job)).result(30)
+        service.submit(service.pool.training.cancel(order.job)).result(30)
         wait_until(lambda: not service.pool._slots.rank_devices, 60)
         assert len(service.lanes()) == 2
     finally:
-        service.submit(service.pool.train_forget(order.job)).result(60)
+        service.submit(service.pool.training.forget(order.job)).result(60)

@@ -23,6 +23,7 @@ from torchrelay.compiler.api.training.events import (
     StateChanged,
 )
 from torchrelay.compiler.api.training.jobs import TRAIN_ENDED, TrainSpec
+from torchrelay.compiler.api.training.node_messages import CapturedGraphs, TrainOrder
 from torchrelay.compiler.errors import CompileTimeout
 from torchrelay.workers.pool import WorkerLost, why_no_room
 from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, captures, drivers, gone
@@ -240,7 +241,7 @@ def test_a_cancelled_job_frees_everything_within_ten_seconds(site):
     pids = [rank.pid for rank in ranks.values()]
     pids += [int(line.split()[1]) for line in job.lines() if line.startswith("sleeper")]
     began = time.monotonic()
-    site.call(site.pool.train_cancel(job.order.job))
+    site.call(site.pool.training.cancel(job.order.job))
     assert job.end(30).state == "cancelled"
     assert gone(pids)
     assert time.monotonic() - began < 30  # 10 s on a machine that is not loaded; a hang would be minutes
@@ -267,7 +268,7 @@ def test_a_job_is_cancelled_between_two_starts_of_its_ranks_and_before_the_first
         job = site.begin(script, workers=1, cpus=float(os.cpu_count() or 1), retries=1000)
         if not early:
             job.until(lambda job: job.states().count("recovering") >= 2)
-        site.call(site.pool.train_cancel(job.order.job))
+        site.call(site.pool.training.cancel(job.order.job))
         assert job.end(30).state == "cancelled"
         job.forget()
 
@@ -290,15 +291,15 @@ def test_a_job_waits_for_the_cores_of_another_and_can_be_cancelled_meanwhile(sit
     holds.started(ranks=1)
     another = TrainSpec(name="test", cpus=float(cores))
     assert why_no_room(another, site.pool.node_resources()) == ""
-    assert why_no_room(another, site.call(site.pool.free_resources())) != ""
+    assert why_no_room(another, site.call(site.pool.training.free_resources())) != ""
     waits = site.begin("print('ran')", workers=1, cpus=float(cores))
     time.sleep(3)
     waits.poll()
     assert waits.states() == ["starting"]
-    site.call(site.pool.train_cancel(waits.order.job))
+    site.call(site.pool.training.cancel(waits.order.job))
     assert waits.end(60).state == "cancelled"
     after = site.begin("print('ran', flush=True)", workers=1, cpus=float(cores))
-    site.call(site.pool.train_cancel(holds.order.job))
+    site.call(site.pool.training.cancel(holds.order.job))
     assert holds.end(60).state == "cancelled"
     assert after.end().state == "done"
     assert after.lines() == ["ran"]
@@ -367,16 +368,21 @@ CAPTURED = """
 
 
 def test_a_capture_runs_the_script_up_to_its_first_step_and_brings_its_graphs(site):
-    order = site.order(CAPTURED, compile="torchrelay")
-    captured = site.call(site.pool.train_capture(order, seconds=100))
+    async def placed() -> None:
+        return
+
+    def capture(order: TrainOrder, seconds: float = 100) -> CapturedGraphs:
+        return site.call(site.pool.training.capture(order, world=2, seconds=seconds, placed=placed))
+
+    captured = capture(site.order(CAPTURED, compile="torchrelay"))
     assert captured.bodies, captured
     assert "rank 0 of 2" in captured.log
     assert "after the step" not in captured.ended
-    failed = site.call(site.pool.train_capture(site.order("import nothing_of_this_name"), seconds=100))
+    failed = capture(site.order("import nothing_of_this_name"))
     assert failed.bodies == []
     assert "nothing_of_this_name" in failed.ended + failed.log
     with pytest.raises(CompileTimeout):
-        site.call(site.pool.train_capture(site.order("import time; time.sleep(600)"), seconds=8))
+        capture(site.order("import time; time.sleep(600)"), seconds=8)
     assert gone(captures())
 
 
@@ -391,7 +397,7 @@ def test_a_capture_waits_for_room_and_its_time_begins_when_it_has_some(site):
 
     order = site.order(CAPTURED, compile="torchrelay")
     capture = asyncio.run_coroutine_threadsafe(
-        site.pool.train_capture(order, world=3, seconds=100, placed=tell), site.loop
+        site.pool.training.capture(order, world=3, seconds=100, placed=tell), site.loop
     )
     assert not placed.wait(5)
     holds.forget()
@@ -443,7 +449,7 @@ def test_a_jobs_time_goes_on_when_its_driver_is_started_again(site):
 def test_a_cancel_outlives_the_driver_that_heard_it(site):
     job = site.begin("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", workers=1)
     (rank,) = job.started(ranks=1).values()
-    site.call(site.pool.train_cancel(job.order.job))
+    site.call(site.pool.training.cancel(job.order.job))
     (driver,) = drivers()
     driver.kill()
     assert job.until_told(over).state == "cancelled"
