@@ -195,8 +195,8 @@ async def _settled(redis: Any, keys: Keys) -> None:
 
 def _failing(app: Any) -> dict[str, str]:
     """Background tasks of a gateway or a dispatcher that fail, and the kind of error."""
-    parts = getattr(app.state, "gateway", None) or app.state.dispatcher
-    failing: dict[str, str] = parts.shared.supervisor.failing()
+    parts = getattr(app.state, "gateway", None) or app.state.dispatcher.shared
+    failing: dict[str, str] = parts.supervisor.failing()
     return failing
 
 
@@ -354,7 +354,7 @@ async def _time_scripts(redis: Any, gateway: GatewayParts) -> dict[str, list[flo
 
     async def lookup(number: int) -> None:
         key = known[number] if number < len(known) else "0" * 64
-        await gateway.shared.scripts.lookup(keys=keys.entry_keys(key), args=[key, keys.blob_prefix, "hit"])
+        await gateway.scripts.lookup(keys=keys.entry_keys(key), args=[key, keys.blob_prefix, "hit"])
 
     async def queue(number: int) -> None:
         await tenant.leases.queue(f"{number:064x}", b"no pool here has room for it", needs, finish=True)

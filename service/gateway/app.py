@@ -19,7 +19,6 @@ from ..base import logs
 from ..base.http_bodies import ErrorReply
 from ..base.settings import ServiceSettings
 from ..parts.background import running
-from ..parts.shared import SharedParts
 from .direct_routes import DirectRoutes
 from .http import errors
 from .http.access_log import AccessLog
@@ -63,11 +62,10 @@ def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> Fas
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(settings)
-        shared = SharedParts(settings)
-        app.state.gateway = GatewayParts(shared)
+        app.state.gateway = gateway = GatewayParts(settings)
         log.info("gateway_started", version=VERSION, state_dir=str(settings.state_dir))
         try:
-            async with running(shared, pool) as app.state.dispatcher:
+            async with running(gateway, pool) as app.state.dispatcher:
                 yield
         finally:
             log.info("gateway_stopped")

@@ -12,6 +12,7 @@ from ..access.quotas import Quotas
 from ..access.tokens import Grant
 from ..base.async_tasks import Recent
 from ..base.counters import Counters
+from ..base.settings import ServiceSettings
 from ..cache.admin import CacheAdmin
 from ..cache.misses import Misses
 from ..cache.script_history import ScriptHistory
@@ -51,44 +52,23 @@ class GatewayTenant(TenantParts):
         self.training_admission = TrainingJobAdmission(self.training_files, shared.registry)
 
 
-class GatewayParts:
+class GatewayParts(SharedParts):
     """Everything a route may use."""
 
-    def __init__(self, shared: SharedParts) -> None:
-        self.shared = shared
-        self.settings = shared.settings
-        self.metrics = shared.metrics
-        self.supervisor = shared.supervisor
-        self.tracer = shared.tracer
-        self.redis = shared.redis
-        self.keys = shared.keys
-        self.notifications = shared.notifications
-        self.installation = shared.installation
-        self.tokens = shared.tokens
-        self.namespaces = shared.namespaces
-        self.admission = shared.admission
-        self.keyring = shared.keyring
-        self.registry = shared.registry
-
+    def __init__(self, settings: ServiceSettings) -> None:
+        super().__init__(settings)
         self.event_streams = EventStreams(
-            self.metrics.streams,
-            self.settings.keepalive_seconds,
-            shared.notifications,
-            lambda: shared.stopping,
+            self.metrics.streams, settings.keepalive_seconds, self.notifications, lambda: self.stopping
         )
         queued = QueuedRequests()
-        self.tenants = Tenants(self.namespaces, lambda namespace: GatewayTenant(shared, namespace, queued))
+        self.tenants = Tenants(self.namespaces, lambda namespace: GatewayTenant(self, namespace, queued))
         self.counters_for_anyone: Recent[dict[str, Counters]] = Recent(_COUNTERS_SECONDS)
-        self.namespace_remover = NamespaceRemover(shared, self.tenants.default.audit)
-        self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, self.settings)
-
-    @property
-    def stopping(self) -> bool:
-        return self.shared.stopping
+        self.namespace_remover = NamespaceRemover(self, self.tenants.default.audit)
+        self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, settings)
 
     def stop(self) -> None:
         """Ends event streams, so that their clients go to another gateway."""
-        self.shared.stopping = True
+        self.stopping = True
         self.notifications.wake_all()
 
     async def reindex(self, part: int, *, by: Grant) -> int:
@@ -113,7 +93,7 @@ class GatewayParts:
     async def write_uses(self) -> None:
         """So that an answer shows what this process has counted; if Redis takes no writes, without it."""
         with redis_errors_logged("uses_not_written"):
-            await self.shared.uses.write()
+            await self.uses.write()
 
     async def administered(self, grant: Grant) -> list[GatewayTenant]:
         """The namespaces that `grant` may see: its own, or all. Raises NotFound, RedisError."""

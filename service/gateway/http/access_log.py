@@ -48,7 +48,7 @@ class AccessLog:
             await send(message)
 
         tracer: Tracer = scope["app"].state.gateway.tracer
-        held = scope[HELD] = Held(scope["app"].state.gateway.shared.budgets)
+        held = scope[HELD] = Held(scope["app"].state.gateway.budgets)
         with (
             tracer.begin(_method(scope["method"]), trace_of(scope), server=True) as span,
             structlog.contextvars.bound_contextvars(request=request_id),

@@ -92,7 +92,7 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
                 shared = await gateway.counters_for_anyone.get(lambda: _counters_together(gateway))
     except (RedisError, TimeoutError):
         shared = None  # only torchrelay_shared_* are missing then
-    return Response(await gateway.shared.render_metrics(shared), media_type=CONTENT_TYPE_LATEST)
+    return Response(await gateway.render_metrics(shared), media_type=CONTENT_TYPE_LATEST)
 
 
 async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]:
@@ -135,11 +135,11 @@ async def _redis(gateway: GatewayParts, details: bool) -> str:
 
 
 async def _replica_answers(gateway: GatewayParts) -> bool:
-    if gateway.shared.replicas is None:
+    if gateway.replicas is None:
         return False
     try:
         async with asyncio.timeout(_READY_SECONDS):
-            await gateway.shared.replicas.ping()
+            await gateway.replicas.ping()
     except (RedisError, TimeoutError, OSError):
         return False
     return True

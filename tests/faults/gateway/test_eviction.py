@@ -17,7 +17,6 @@ from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease
 from torchrelay.service.gateway.parts import GatewayParts, GatewayTenant
-from torchrelay.service.parts.shared import SharedParts
 
 KEYS = [f"{n:x}" * 64 for n in range(1, 7)]
 NAMES = ("default", "red", "blue")
@@ -117,7 +116,7 @@ async def simulate(server: RedisServer, folder: Path, seed: int) -> int:
         blob_inline_bytes=INLINE,
         cache_limit_bytes=LIMIT,
     )
-    gateway, evicted = GatewayParts(SharedParts(settings)), 0
+    gateway, evicted = GatewayParts(settings), 0
     for name in NAMES:
         await gateway.quotas.change(name, QuotaChange(bytes=0), by=OWNER)
     for _ in range(STEPS):

@@ -41,7 +41,6 @@ from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.cache.artifact_cache import Offer
 from torchrelay.service.compile.single_flight import Lease, Leases
 from torchrelay.service.gateway.parts import GatewayParts
-from torchrelay.service.parts.shared import SharedParts
 from torchrelay.service.signing import key_files, keyring
 from torchrelay.service.storage import installation
 from torchrelay.service.storage.digests import DamagedStream
@@ -146,7 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
             memory_cache_bytes=0,  # every reader reads the store
         )
         self.loop = asyncio.new_event_loop()
-        self.gateway = GatewayParts(SharedParts(configured))
+        self.gateway = GatewayParts(configured)
         self.cache = self.gateway.tenants.default.cache
         self.names = Keys(configured.redis_prefix)
         self.leases = Leases(self.names, Scripts(self.gateway.redis), configured)
@@ -213,7 +212,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.blobs.discard(hashlib.sha256(data).hexdigest())
 
     def _used(self, key: str) -> None:
-        self.do(self.gateway.shared.uses.write())  # as each second
+        self.do(self.gateway.uses.write())  # as each second
         self.offered[key] = self.offered.pop(key)
 
     # leases

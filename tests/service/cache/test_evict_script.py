@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 from service_parts import RedisServer
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.parts import GatewayParts
-from torchrelay.service.parts.shared import SharedParts
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 
@@ -189,12 +188,12 @@ def test_a_trim_calls_until_all_fits(settings: dict[str, Any], redis_server: Red
         keys = KEYS.of("red")
         published = [await site.publish("red", 1000, used) for used in range(60)]
         await site.redis.delete(keys.index(published[3]))
-        shared = SharedParts(ServiceSettings(**settings, cache_limit_bytes=10_000))
+        gateway = GatewayParts(ServiceSettings(**settings, cache_limit_bytes=10_000))
         try:
-            tenant = await GatewayParts(shared).tenants.of("red")
+            tenant = await gateway.tenants.of("red")
             return await tenant.cache.trim(), await site.redis.zcard(keys.lru)
         finally:
-            await shared.redis.aclose()
-            shared.keyring.close()
+            await gateway.redis.aclose()
+            gateway.keyring.close()
 
     assert on(redis_server, scenario) == (49, 10)

@@ -75,7 +75,7 @@ async def import_artifact(
 @router.json("POST", "/v1/cache/gc", "Evict what is over the limit, and delete blobs that crashes left")
 async def collect(gateway: Gateway, admin: Admin) -> CollectReply:
     if admin.everywhere:
-        await gateway.shared.recount.run(await gateway.namespaces.names())
+        await gateway.recount.run(await gateway.namespaces.names())
         await gateway.tokens.forget_old()
     evicted = swept = 0
     for tenant in await gateway.administered(admin):

@@ -88,7 +88,7 @@ async def compile_graph(
         parsed = parsed or await gateway.admission.request_of(body, namespace=tenant.namespace)
         await tenant.misses.record(parsed)
         if wait == "cache":
-            gateway.shared.uses.count(tenant.namespace, {"requests": 1, "misses": 1})
+            gateway.uses.count(tenant.namespace, {"requests": 1, "misses": 1})
             raise NotFound("this graph is not in the cache", hint="Send it without wait=cache")
         if parsed.kernels and not grant.source:
             log.warning("source_refused", key=key, name=grant.name, token=grant.id)

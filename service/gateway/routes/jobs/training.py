@@ -224,7 +224,7 @@ async def entries(
     after: Annotated[int, Query(ge=0, lt=1 << 53, description="Number of the last one known; 0 begins")] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many")] = 1000,
 ) -> Response:
-    work = gateway_of(request).shared.budgets.work
+    work = gateway_of(request).budgets.work
     async with work.turn(tenant.namespace):
         found, following = await tenant.training_jobs.entries(
             job, series, after, limit, rank=rank, gone=request.is_disconnected
