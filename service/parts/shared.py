@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -18,6 +19,7 @@ from redis.exceptions import RedisError
 
 from ...compiler import VERSION, install_hint
 from ...compiler.errors import NotFound
+from ...compiler.request import schema
 from ..access.audit import AuditLog
 from ..access.namespaces import Namespaces
 from ..access.tokens import Tokens
@@ -26,7 +28,7 @@ from ..admission.saved_requests import SavedRequests
 from ..base.async_tasks import Recent, TaskSupervisor
 from ..base.budgets import Budgets
 from ..base.counters import Counters
-from ..base.metrics import GatewayMetrics, Load
+from ..base.metrics import GatewayMetrics, Load, TargetLoad
 from ..base.settings import ServiceSettings
 from ..base.tracing import Tracer
 from ..cache.artifact_cache import ArtifactCache
@@ -37,7 +39,7 @@ from ..compile.events import CompileEvents
 from ..compile.pending import PendingCompiles
 from ..compile.registry import DispatcherRegistry
 from ..compile.search.database import TuningDatabase
-from ..compile.single_flight import Leases
+from ..compile.single_flight import Leases, Priority
 from ..jobs.training.files import TrainingFiles
 from ..jobs.training.records import TrainingJobs
 from ..jobs.tuning import records as tuning_records
@@ -51,13 +53,15 @@ from ..storage.redis.connections import connect, connect_replicas
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.scripts import Scripts
-from .load import read_load
 
 _LOAD_SECONDS = 1.0
 """How old the load may be that a scrape shows."""
 _SCRAPE_SECONDS = 2.0
 _KNOWN_SECONDS = 5.0
 """A namespace that existed is not asked for again for so long."""
+_STATES = ("idle", "busy", "starting", "dead")
+_OTHER = "other"
+"""The toolchain of whatever no worker is for. Clients name toolchains and GPUs, and Prometheus keeps each name."""
 
 log = structlog.get_logger(__name__)
 
@@ -114,10 +118,45 @@ class SharedParts:
         load = None
         with suppress(RedisError, TimeoutError):
             async with asyncio.timeout(_SCRAPE_SECONDS):
-                load = await self._load.get(lambda: read_load(self.pending, self.registry))
+                load = await self._load.get(lambda: _read_load(self.pending, self.registry))
         return self.metrics.render(
             counters, load, redis_up=load is not None, signer_up=self.keyring.reachable
         )
+
+
+async def _read_load(pending: PendingCompiles, registry: DispatcherRegistry) -> Load:
+    """The load of the whole installation. Raises RedisError."""
+    dispatchers = await registry.dispatchers()
+    slots: dict[tuple[str, str], Counter[str]] = {}
+    for worker in (worker for each in dispatchers for worker in each.workers):
+        slots.setdefault(_kind(worker.toolchain, worker.target), Counter())[worker.state] += 1
+    waits: dict[tuple[str, str], list[float]] = {kind: [] for kind in slots}
+    for compile in await pending.due():
+        if compile.priority is not Priority.PERSON:  # jobs may wait for hours
+            continue
+        kind = _kind(compile.needs.toolchain, compile.needs.target)
+        waits.setdefault(kind if kind in slots else (compile.needs.target.kind, _OTHER), []).append(
+            compile.waited
+        )
+    ready = sum(each.ready for each in dispatchers)
+    return Load(
+        {"ready": ready, "not ready": len(dispatchers) - ready},
+        [
+            TargetLoad(
+                *kind,
+                waiting=len(waited),
+                oldest_wait=max(waited, default=0.0),
+                slots={state: slots.get(kind, Counter())[state] for state in _STATES},
+            )
+            for kind, waited in sorted(waits.items())
+        ],
+    )
+
+
+def _kind(toolchain: schema.Toolchain, target: schema.Target) -> tuple[str, str]:
+    """The kind as an operator names it. A worker that starts has no toolchain yet."""
+    software = f"{toolchain.python} torch {toolchain.torch}" if toolchain.torch else ""
+    return target.name or target.kind, software
 
 
 def _exporting_tracer() -> Tracer:
