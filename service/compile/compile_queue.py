@@ -5,7 +5,6 @@ A process remembers what it has queued, so that it can queue it once more if Red
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from typing import Literal, NamedTuple
 
@@ -55,8 +54,6 @@ class CompileQueue:
         self._namespace = namespace
         self._leases = leases
         self._queued = queued
-        self._first: dict[str, asyncio.Event] = {}
-        """Set when the first of those who ask for a key at one time has its answer."""
 
     async def ask(
         self,
@@ -75,16 +72,7 @@ class CompileQueue:
         needs = self._leases.needs(request)
         needs = msgspec.structs.replace(needs, priority=priority, dispatcher=dispatcher)
         key = request.key
-        if (first := self._first.get(key)) is not None:
-            await first.wait()  # of a thousand that ask together, one sends the body
-            answer = await self._leases.queue(key, body, needs, finish=finish)
-        else:
-            first = self._first[key] = asyncio.Event()
-            try:
-                answer = await self._leases.queue(key, body, needs, finish=finish)
-            finally:
-                del self._first[key]
-                first.set()
+        answer = await self._leases.queue(key, body, needs, finish=finish)
         if answer != "hit":
             self._queued.put(self._namespace, key, QueuedRequest(body, needs, finish))
         return answer

@@ -83,15 +83,8 @@ if holder then
 end
 
 local last = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)[1]
-local stage = nil
-if last then
-  for i = 1, #last[2], 2 do
-    if last[2][i] == 'stage' then
-      stage = last[2][i + 1]
-    end
-  end
-end
-local running = stage ~= nil and stage ~= 'done' and stage ~= 'failed'
+local stage = last and last[2][2]
+local running = stage and stage ~= 'done' and stage ~= 'failed'
 if not asking then
   body = redis.call('GET', request)
   if not body or not running then

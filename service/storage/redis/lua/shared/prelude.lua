@@ -97,7 +97,7 @@ local function leave(lease, open, member)
   redis.call('ZADD', open, integer(now), member)
 end
 
--- Append an event to a compile's stream. asker: who queued it; the last field, so that acquire.lua knows it again.
+-- Append an event to a compile's stream. asker: who queued it. acquire.lua knows stage and asker by their places.
 local function add_event(events, run, ttl_ms, stage, detail, failure, asker)
   local started = number_or(now, redis.call('HGET', run, 'started'))
   redis.call('XADD', events, 'MAXLEN', '~', 1000, '*', 'stage', stage,
