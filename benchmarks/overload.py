@@ -179,7 +179,7 @@ class Team:
             self.seen.early += 1
 
     async def _post(self, body: bytes) -> httpx2.Response:
-        return await self._http.post("/v1/compile?finish=1", content=body, headers=gateway.HEADERS)
+        return await self._http.post("/v1/compile", content=body, headers=gateway.HEADERS)
 
     async def _pause(self, answer: httpx2.Response) -> None:
         await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))

@@ -357,7 +357,7 @@ async def _time_scripts(redis: Any, gateway: GatewayParts) -> dict[str, list[flo
         await gateway.scripts.lookup(keys=keys.entry_keys(key), args=[key, keys.blob_prefix, "hit"])
 
     async def queue(number: int) -> None:
-        await tenant.leases.queue(f"{number:064x}", b"no pool here has room for it", needs, finish=True)
+        await tenant.leases.queue(f"{number:064x}", b"no pool here has room for it", needs)
 
     async def trim(number: int) -> None:
         await tenant.cache.trim()

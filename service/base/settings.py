@@ -225,7 +225,7 @@ class ServiceSettings(BaseSettings):
     lease_seconds: Seconds = 10
     """A compile's holder renews every third of this; a dead one is replaced within two periods."""
     abandon_seconds: Seconds = 10
-    """A compile requested with `finish=0` is cancelled when no client has waited for this long."""
+    """A graph's compile for a job is cancelled when nobody has waited for it for this long."""
     publish_retry_seconds: Seconds = 180
     """How long a finished artifact waits for the signer, and then for Redis or the blob store, to come back."""
     keepalive_seconds: Seconds = 5

@@ -25,7 +25,6 @@ _REMEMBERED = 4096
 class QueuedRequest(NamedTuple):
     body: bytes
     needs: CompileNeeds
-    finish: bool
 
 
 class QueuedRequests:
@@ -60,7 +59,6 @@ class CompileQueue:
         request: CompileRequest,
         body: bytes,
         *,
-        finish: bool,
         priority: Priority = Priority.PERSON,
         dispatcher: str = "",
     ) -> Literal["hit", "wait", "queued"]:
@@ -72,9 +70,9 @@ class CompileQueue:
         needs = self._leases.needs(request)
         needs = msgspec.structs.replace(needs, priority=priority, dispatcher=dispatcher)
         key = request.key
-        answer = await self._leases.queue(key, body, needs, finish=finish)
+        answer = await self._leases.queue(key, body, needs)
         if answer != "hit":
-            self._queued.put(self._namespace, key, QueuedRequest(body, needs, finish))
+            self._queued.put(self._namespace, key, QueuedRequest(body, needs))
         return answer
 
     async def ask_again(self, key: str) -> bool:
@@ -84,7 +82,7 @@ class CompileQueue:
         if queued is None:
             return False
         try:
-            answer = await self._leases.queue(key, queued.body, queued.needs, finish=queued.finish)
+            answer = await self._leases.queue(key, queued.body, queued.needs)
         except RelayError as error:
             log.warning("lost_compile_refused", key=key, error=error.message)
             return False

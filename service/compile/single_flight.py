@@ -105,15 +105,13 @@ class Leases:
             hashlib.sha256(msgspec.msgpack.encode(known)).hexdigest()[:16],
         )
 
-    async def queue(
-        self, key: str, body: bytes, needs: CompileNeeds, *, finish: bool
-    ) -> Literal["hit", "wait", "queued"]:
+    async def queue(self, key: str, body: bytes, needs: CompileNeeds) -> Literal["hit", "wait", "queued"]:
         """Queues the compile of `key` for a dispatcher. "wait": it is queued already, or runs. "hit": the artifact is
         cached by now. What is queued at a lower priority gets this one.
 
         Raises Overloaded, OverQuota, or the remembered error of a compile that just failed.
         """
-        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, finish=finish, mode="queue")
+        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, mode="queue")
         while (answer := await ask(b"")) == [b"later"]:  # another gateway is sending the body
             await asyncio.sleep(_LATER_SECONDS)
         return self._queued(await ask(body) if answer == [b"body"] else answer)
@@ -156,7 +154,7 @@ class Leases:
         """Takes the lease of a compile that is queued, or whose holder died; None if that lives, or if the compile is
         over or not known."""
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, b"", needs=needs, finish=False, mode="take"):
+        match await self._acquire(key, owner, b"", needs=needs, mode="take"):
             case [b"lease", fence, body, taken, waited_ms, wanted, trace, needs_packed, killed]:
                 return Lease(
                     key,
@@ -179,7 +177,6 @@ class Leases:
         body: bytes,
         *,
         needs: CompileNeeds,
-        finish: bool,
         mode: Literal["queue", "take"],
     ) -> list[bytes]:
         keys, settings = self._keys, self._settings
@@ -187,7 +184,6 @@ class Leases:
             keys=keys.compile_keys(key, needs.unkeyed),
             args=[
                 *self._renewal(key, owner, body, needs),
-                int(finish),
                 mode,
                 COMPILES_WAIT,
                 settings.max_queued,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,6 +59,5 @@ async def _response(request: Request, gateway: GatewayParts) -> Response:
     tenant = await gateway.tenants.of(grant.namespace)
     if not compiles:
         return await artifact(request, request.scope["path"].rpartition("/")[2], gateway, tenant)
-    return await compile_graph(
-        request, gateway, grant, tenant, "cache" if request.scope["query_string"] else "", finish=True
-    )
+    wait: Literal["", "cache"] = "cache" if request.scope["query_string"] else ""
+    return await compile_graph(request, gateway, grant, tenant, wait)

@@ -53,9 +53,7 @@ class JobCompiles:
                 )
             try:
                 answer = await retry_while_down(
-                    lambda: self.queue.ask(
-                        request, body, finish=False, priority=self.priority, dispatcher=self.dispatcher
-                    )
+                    lambda: self.queue.ask(request, body, priority=self.priority, dispatcher=self.dispatcher)
                 )
             except (Overloaded, OverQuota) as error:
                 await on_refused(error)

@@ -280,8 +280,8 @@ class Keys:
         return f"{self.prefix}request:{key}"
 
     def run(self, key: str) -> str:
-        """Hash: started (ms), joins, finish, leases (how often one was taken), killed (how many workers died
-        of it), needs (CompileNeeds, MessagePack), trace (traceparent of whoever asked first)."""
+        """Hash: started (ms), joins, finish (a person asked), leases (how often taken), killed (how many workers
+        died of it), needs (CompileNeeds, MessagePack), trace (traceparent of whoever asked first)."""
         return f"{self.prefix}run:{key}"
 
     def waiters(self, key: str) -> str:

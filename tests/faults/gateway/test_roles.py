@@ -198,10 +198,11 @@ def test_a_compile_that_waited_until_its_deadline_fails(start_gateway: StartGate
     assert pool.calls == []
 
 
-def test_what_no_client_waits_for_is_not_compiled(start_gateway: StartGateway) -> None:
+def test_what_no_job_waits_for_any_more_is_not_compiled(start_gateway: StartGateway) -> None:
     pool = busy_pool()
-    with start_gateway(pool, abandon_seconds=0.5).http() as http:
-        status = f"/v1/compiles/{post(http, graph(), finish=0).json()['key']}"
+    gateway = start_gateway(pool, abandon_seconds=0.5)
+    with gateway.http() as http:
+        status = f"/v1/compiles/{gateway.queue_for_job(graph())}"
         time.sleep(1)
         pool.idle = 1
         wait_until(lambda: http.get(status).json()["stage"] != "queued", seconds=30)

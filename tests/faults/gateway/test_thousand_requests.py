@@ -54,8 +54,7 @@ def test_a_thousand_simultaneous_requests_make_one_compile_and_get_one_artifact(
 def test_clients_of_two_gateways_may_leave_until_the_last_one_has(start_gateway: StartGateway) -> None:
     gateways = [start_gateway(ArtifactPool(seconds=60), abandon_seconds=1) for _ in range(2)]
     with gateways[0].http() as one, gateways[1].http() as two:
-        key = post(one, graph(), finish=0).json()["key"]
-        post(two, graph(), finish=0)
+        key = gateways[0].queue_for_job(graph())
         streams = [follow(http, key, comments=True) for http in (one, one, two, two)]
         for stream in streams:
             next(stream)
@@ -72,11 +71,11 @@ def test_clients_of_two_gateways_may_leave_until_the_last_one_has(start_gateway:
         wait_until(lambda: pool.cancelled == [key], seconds=30)
 
 
-def test_a_compile_that_one_client_asked_to_finish_outlives_all_of_them(start_gateway: StartGateway) -> None:
+def test_a_jobs_compile_that_one_client_asked_for_outlives_all_of_them(start_gateway: StartGateway) -> None:
     gateways = [start_gateway(ArtifactPool(seconds=6), abandon_seconds=1) for _ in range(2)]
     with gateways[0].http() as one, gateways[1].http() as two:
-        key = post(one, graph(), finish=0).json()["key"]
-        post(two, graph(), finish=1)
+        key = gateways[0].queue_for_job(graph())
+        post(two, graph())
         stream = follow(one, key)
         next(stream)
         stream.close()

@@ -26,7 +26,7 @@ def everything(running: Running) -> None:
         compiled(http, graph(2))
         first, second = running.pool.calls
         assert post(http, graph(3), wait="cache").status_code == 404
-        missed = post(http, graph(4), finish=0)
+        missed = post(http, graph(4))
         for path in (
             f"/v1/explain/{missed.json()['key']}",
             "/v1/stats",

@@ -112,7 +112,7 @@ def test_it_waits_for_the_compiles_that_run(start_gateway: StartGateway) -> None
     pool = busy_pool()
     gateway = start_gateway(pool, body_timeout_seconds=BODY_SECONDS)
     with gateway.http() as http, client_of(gateway.url, token(http, "red")) as team:
-        assert post(team, graph(1), finish=1).status_code == 202
+        assert post(team, graph(1)).status_code == 202
         assert remove(http, "red") == ("compiles", 1)
         pool.idle = 1
         wait_until(lambda: remove(http, "red")[0] == "done", seconds=30)

@@ -380,12 +380,12 @@ def test_a_compile_that_runs_over_its_deadline_times_out(
     assert len(gateway.pool.cancelled) == 1
 
 
-def test_a_compile_nobody_waits_for_is_stopped_unless_it_shall_finish(start_gateway: StartGateway) -> None:
+def test_a_compile_for_a_job_is_stopped_once_nobody_waits_for_it(start_gateway: StartGateway) -> None:
     gateway = start_gateway(ArtifactPool(seconds=30), abandon_seconds=1)
     with gateway.http() as http:
         kept = post(http, graph(1)).json()["key"]
-        left = post(http, graph(2), finish=0).json()["key"]
-        waited = post(http, graph(3), finish=0).json()["key"]
+        left = gateway.queue_for_job(graph(2))
+        waited = gateway.queue_for_job(graph(3))
         for index, _ in enumerate(follow(http, waited, comments=True)):  # longer than abandon_seconds
             if index == 6:  # asked here: when nobody follows it any more, it has one second
                 assert http.get(f"/v1/compiles/{waited}").json()["stage"] == "aot"

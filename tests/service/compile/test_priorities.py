@@ -30,7 +30,7 @@ class Queue:
 
     async def put(self, key: str, priority: Priority = Priority.PERSON) -> str:
         needs = msgspec.structs.replace(NEEDS, priority=priority)
-        return await self.leases.queue(key * 64, b"body", needs, finish=False)
+        return await self.leases.queue(key * 64, b"body", needs)
 
     async def take(self, key: str) -> Lease | None:
         return await self.leases.take(key * 64, NEEDS)

@@ -131,7 +131,7 @@ def test_of_small_requests_too_only_the_latest_are_held() -> None:
 def test_of_small_requests_that_were_queued_only_the_latest_are_remembered() -> None:
     queued = QueuedRequests()
     for n in range(4097):
-        queued.put("default", str(n), QueuedRequest(b"body", NEEDS, finish=False))
+        queued.put("default", str(n), QueuedRequest(b"body", NEEDS))
     assert queued.get("default", "0") is None
     assert queued.get("default", "1") is not None
 

@@ -239,10 +239,7 @@ def test_a_takeover_whose_answer_was_lost_has_the_body_the_second_time(
         leases = Leases(keys, Scripts(redis), configured)
         await queue_and_take(leases, "ab" * 32, b"body", NEEDS)
         await redis.delete(keys.lease("ab" * 32))  # as when it expires
-        answers = [
-            await leases._acquire("ab" * 32, "me", b"", needs=NEEDS, finish=False, mode="take")
-            for _ in range(2)
-        ]
+        answers = [await leases._acquire("ab" * 32, "me", b"", needs=NEEDS, mode="take") for _ in range(2)]
         assert answers[0][:3] == answers[1][:3]
         assert answers[0][2] == b"body"
         await redis.aclose()
@@ -415,7 +412,7 @@ def test_of_those_who_ask_together_one_sends_redis_the_body(redis_server: RedisS
         gateways = [CompileQueue("default", leases, QueuedRequests()) for _ in range(2)]
         request = CompileRequest(KEY, b"", NEEDS.toolchain, NEEDS.target, {}, [])
         received = client.info("stats")["total_net_input_bytes"]
-        answers = await asyncio.gather(*(gateways[n % 2].ask(request, body, finish=True) for n in range(100)))
+        answers = await asyncio.gather(*(gateways[n % 2].ask(request, body) for n in range(100)))
         assert sorted(answers) == ["queued", *["wait"] * 99]
         await SavedRequests(redis, keys, scripts).note(KEY, body)
         assert client.info("stats")["total_net_input_bytes"] - received < 2 * len(body)

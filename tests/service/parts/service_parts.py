@@ -35,11 +35,15 @@ from torchrelay.compiler.errors import NoWorker, Unavailable
 from torchrelay.compiler.request import codec
 from torchrelay.compiler.request import schema as request_schema
 from torchrelay.compiler.tuning import queries
+from torchrelay.service.admission.compile_request import parse
 from torchrelay.service.base.settings import ServiceSettings
-from torchrelay.service.compile.single_flight import CompileNeeds, Lease, Leases
+from torchrelay.service.compile.single_flight import CompileNeeds, Lease, Leases, Priority
 from torchrelay.service.gateway.server import create_server
 from torchrelay.service.local.dispatcher import create_dispatcher_app
 from torchrelay.service.local.redis_server import find_server
+from torchrelay.service.storage.redis.connections import connect
+from torchrelay.service.storage.redis.keys import Keys
+from torchrelay.service.storage.redis.scripts import Scripts
 from torchrelay.workers.pool import SearchDevice
 from waiting import wait_until
 
@@ -65,7 +69,7 @@ async def queue_and_take(
     leases: Leases, key: str, body: bytes, needs: CompileNeeds
 ) -> Lease | Literal["hit", "wait"]:
     """As a dispatcher has a job's graph compiled."""
-    if await leases.queue(key, body, needs, finish=True) == "hit":
+    if await leases.queue(key, body, needs) == "hit":
         return "hit"
     return await leases.take(key, needs) or "wait"
 
@@ -358,6 +362,20 @@ class Running:
 
     def http(self, token: str | None = TOKEN, **options: Any) -> httpx2.Client:
         return client_of(self.url, token, **options)
+
+    def queue_for_job(self, body: bytes) -> str:
+        """The key of a graph that is queued for a training job, which does not wait for it."""
+
+        async def queue() -> str:
+            client = connect(self.settings)
+            leases = Leases(Keys(self.settings.redis_prefix), Scripts(client), self.settings)
+            request = parse(body, self.settings.limits)
+            needs = msgspec.structs.replace(leases.needs(request), priority=Priority.DEVICES)
+            await leases.queue(request.key, body, needs)
+            await client.aclose()
+            return request.key
+
+        return asyncio.run(queue())
 
 
 StartGateway = Callable[..., Running]

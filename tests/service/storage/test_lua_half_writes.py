@@ -91,12 +91,11 @@ def acquire(
     *stored: tuple[Argument, ...],
     owner: str = "me",
     body: str = "body",
-    finish: int = 0,
     limits: Sequence[Argument] = (10, "default", "default", 0, 0.0),
     priority: int = 0,
 ) -> Call:
     """limits: most queued, namespace, default, most compiles, most seconds."""
-    args = [*renewal(owner, body), finish, mode, "compiles", *limits, "trace", 1 << 30, priority]
+    args = [*renewal(owner, body), mode, "compiles", *limits, "trace", 1 << 30, priority]
     return Call("acquire", KEYS.compile_keys(KEY), args, stored)
 
 
@@ -118,10 +117,10 @@ COMPILES = [
     acquire("queue", *QUOTA, body=""),
     acquire("queue", ("HSET", KEYS.run(KEY), "sending", FUTURE), body=""),
     acquire("queue", *QUEUED),
-    acquire("queue", *QUEUED[1:4], finish=1),
+    acquire("queue", *QUEUED[1:4], priority=1),
     acquire("queue", *LEASED),
     acquire("queue", *LEASED, owner="other"),
-    acquire("queue", *LEASED, owner="other", finish=1),
+    acquire("queue", *LEASED, owner="other", priority=1),
     acquire("queue", *entry()),
     acquire("queue", ("SET", KEYS.failed(KEY), "{}")),
     acquire("queue", *QUOTA, limits=(0, "default", "default", 0, 0.0)),

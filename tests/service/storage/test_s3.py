@@ -250,7 +250,7 @@ def test_what_was_compiled_is_published_though_nobody_waits_any_more(
     running = on_s3(start_gateway, s3, publish_retry_seconds=60, abandon_seconds=0.5, lease_seconds=0.6)
     with running.http() as http:
         s3.stop()
-        key = post(http, graph(), finish=0).json()["key"]
+        key = running.queue_for_job(graph())
         next(_tries(http, key))
         time.sleep(2)  # several times what it takes to be abandoned
         s3.start()

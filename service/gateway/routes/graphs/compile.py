@@ -69,7 +69,6 @@ async def compile_graph(
     grant: Compiler,
     tenant: CompilerTenant,
     wait: Annotated[Literal["", "cache"], Query(description="`cache`: no compile; 404 for a miss")] = "",
-    finish: Annotated[bool, Query(description="0: stop the compile when no client waits for it")] = True,
 ) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != codec.GRAPH_MEDIA_TYPE:
@@ -97,7 +96,7 @@ async def compile_graph(
                 f"the user-written Triton kernel {parsed.kernels[0]!r}"
             )
         with tracer.span("queue") as span:
-            answer = await tenant.queue.ask(parsed, body, finish=finish)
+            answer = await tenant.queue.ask(parsed, body)
             if answer == "wait" and tracer.exports and (cause := await tenant.events.cause(key)):
                 span.add_link(span_context(cause))
         if answer == "queued":

@@ -13,10 +13,10 @@
 --         {'seconds', limit, ms until the period ends}.
 local index, lease, fence, active, events, request, run, waiters, failed, stats, spent, namespaces, _, pending, body_bytes,
   priorities = unpack(KEYS)
-local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, needs, finish, mode = unpack(ARGV)
+local key, owner, lease_ms, ttl_ms, wake, abandon_ms, body, needs, mode = unpack(ARGV)
 local compiles_wait, most_queued, namespace, default, most_compiles, most_seconds, trace, most_bytes, priority = unpack(
-  ARGV, 11)
-check_arguments(19)
+  ARGV, 10)
+check_arguments(18)
 lease_ms, ttl_ms, abandon_ms = whole(lease_ms, 1), whole(ttl_ms, 1), whole(abandon_ms, 0)
 most_queued, most_bytes = comparable(most_queued), comparable(most_bytes)
 most_compiles, most_seconds = comparable(most_compiles), comparable(most_seconds)
@@ -48,8 +48,8 @@ if failure then
   return {'failed', failure}
 end
 
-local function want()
-  if finish == '1' then
+local function want() -- what a person asked for is finished, whoever waits
+  if asking and priority == 0 then
     redis.call('HSET', run, 'finish', '1')
   elseif asking then
     redis.call('ZADD', waiters, integer(now + abandon_ms), owner)
