@@ -12,8 +12,8 @@ import asyncio
 import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from ...compiler.errors import Overloaded
@@ -116,15 +116,6 @@ class Shares:
             left = self._owned.pop(owner) - amount
             if left:
                 self._owned[owner] = left
-
-    @contextmanager
-    def taken(self, amount: int, owners: tuple[str, ...]) -> Iterator[None]:
-        """Raises Overloaded."""
-        self.take(amount, owners)
-        try:
-            yield
-        finally:
-            self.give(amount, owners)
 
 
 class FairWork:

@@ -83,17 +83,8 @@ def missing(kind: Literal["cpu", "cuda"]) -> str:
     compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     if compiler is None:
         return "there is no C++ compiler"
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        f"-I{sysconfig.get_path('include')}",
-        "-o",
-        "tried.so",
-        "-x",
-        "c++",
-        "-",
-    ]
+    include = sysconfig.get_path("include")
+    command = [compiler, "-shared", "-fPIC", f"-I{include}", "-o", "tried.so", "-x", "c++", "-"]
     built = subprocess.run(command, input=_TRIAL, capture_output=True, text=True, timeout=60)
     if built.returncode != 0:
         return f"{compiler} does not work: {built.stderr.strip()[-300:]}"

@@ -18,13 +18,7 @@ from .records import TrainingJobRecord
 _OURS = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"}
     | {"ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
-    | {
-        "TORCHRELAY_URL",
-        "TORCHRELAY_TOKEN",
-        "TORCHRELAY_TOKEN_FILE",
-        "TORCHRELAY_PUBLIC_KEYS",
-        "TORCHRELAY_NAMESPACE",
-    }
+    | {f"TORCHRELAY_{name}" for name in ("URL", "TOKEN", "TOKEN_FILE", "PUBLIC_KEYS", "NAMESPACE")}
 )
 _OURS_BEGIN = ("TORCHELASTIC_", "TORCHRELAY_TRAIN_")
 

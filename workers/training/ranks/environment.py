@@ -25,16 +25,8 @@ from ....compiler.api.training.rank_environment import (
 _PASSED = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
-        *(
-            "PYTHONPATH",
-            "LD_LIBRARY_PATH",
-            "LIBRARY_PATH",
-            "CPATH",
-            "CC",
-            "CXX",
-            "VIRTUAL_ENV",
-            "XDG_CACHE_HOME",
-        ),
+        *("PYTHONPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "VIRTUAL_ENV"),
+        "XDG_CACHE_HOME",
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
         *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TRITON_PTXAS_PATH"),
