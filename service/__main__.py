@@ -37,8 +37,9 @@ def main() -> None:
     from .local.supervisor import run_supervised
 
     # Ray ends a process whose cluster is lost, or comes back as another one
-    again = arguments.role is _dispatcher
-    sys.exit(run_supervised(lambda: _run(arguments), again=again))
+    pauses: dict[Callable[[argparse.Namespace], None], float] = {_dispatcher: 1.0, _worker: 60.0}
+    longest_pause = pauses.get(arguments.role, 0.0)
+    sys.exit(run_supervised(lambda: _run(arguments), longest_pause=longest_pause))
 
 
 def _leave(*_: object) -> NoReturn:

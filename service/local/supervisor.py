@@ -22,16 +22,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS = 20.0
 """How long the service may take to end after a signal. Then it is killed: Ray waits a minute for a lost head node."""
 _PAUSE_SECONDS = 1.0
+"""Before a service is started again. It doubles up to a limit while the service does not last."""
+_CALM_SECONDS = 300.0
+"""A service that ran for so long has lasted."""
 _LEAVE_SECONDS = 3.0
 """How long redis and Ray may take to end after the service was killed. Then they are killed too."""
 
 
-def run_supervised(service: Callable[[], None], *, again: bool = False) -> int:
-    """Run `service` in a child; return its exit status, 128 + n for signal n. again: a child that ends by itself with
-    an error is replaced, unless its settings are wrong (2) or it could not start (3, uvicorn's). Call before
-    threads exist."""
+def run_supervised(service: Callable[[], None], *, longest_pause: float = 0.0) -> int:
+    """Run `service` in a child; return its exit status, 128 + n for signal n. longest_pause: if it is not 0, a child
+    that ends by itself with an error is replaced after some seconds, unless its settings are wrong (2) or it could not
+    start (3, uvicorn's). Call before threads exist."""
     become_subreaper()
-    supervisor, child, stopped = os.getpid(), 0, False
+    supervisor, child, stopped, pause = os.getpid(), 0, False, _PAUSE_SECONDS
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def pass_on(received: int, _: object) -> None:
@@ -44,6 +47,7 @@ def run_supervised(service: Callable[[], None], *, again: bool = False) -> int:
         _send(child, signal.SIGKILL)
 
     while True:
+        began = time.monotonic()
         # one that came now would end this process, and nobody would end the child
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         child = os.fork()
@@ -65,12 +69,15 @@ def run_supervised(service: Callable[[], None], *, again: bool = False) -> int:
             time.sleep(0.02)
         kill_below(supervisor)
         reap()
-        if not again or stopped or status in (0, 2, 3):
+        if not longest_pause or stopped or status in (0, 2, 3):
             return status
-        say(f"it has ended with {status}, and is started again in {_PAUSE_SECONDS:g} s")
-        time.sleep(_PAUSE_SECONDS)
-        if stopped:
-            return status
+        pause = _PAUSE_SECONDS if time.monotonic() - began > _CALM_SECONDS else min(pause, longest_pause)
+        say(f"it has ended with {status}, and is started again in {pause:g} s")
+        until, pause = time.monotonic() + pause, 2 * pause
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            if stopped:
+                return status
 
 
 def _run_and_exit(service: Callable[[], None]) -> NoReturn:

@@ -17,8 +17,9 @@ from waiting import wait_until
 
 RUN = """
 import sys
-from torchrelay.service.local import worker
-worker.run(["sh", "-c", f"{sys.argv[1]} 1000 & wait; sleep 1000"])
+from torchrelay.service.local import supervisor, worker
+command = ["sh", "-c", f"{sys.argv[1]} 1000 & wait; sleep 1000"]
+sys.exit(supervisor.run_supervised(lambda: worker.run(command), longest_pause=60.0))
 """
 
 
@@ -53,7 +54,7 @@ def test_a_node_is_started_again_when_its_raylet_has_ended_although_ray_goes_on(
 
 def test_a_node_ends_with_the_process_that_keeps_it(node: psutil.Popen) -> None:
     wait_until(lambda: len(raylets(node)) == 1, seconds=60)
-    starter = next(each for each in node.children() if each.name() == "sh")
+    starter = next(each for each in node.children(recursive=True) if each.name() == "sh")
     node.kill()
     node.wait()
     assert starter.wait(20) is None or not starter.is_running()
