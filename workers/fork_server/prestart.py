@@ -1,9 +1,9 @@
-"""A fork server that starts before its slot's actor, while Ray starts, and is adopted by it: torch takes longer to
-import than Ray to start.
+"""How a fork server starts, and gets its order from its slot's actor over a socket, the places of its output included.
+From then on the socket is the server's connection to its actor.
 
-`PrestartedServer` is in the process that starts both, `adopt` in the actor, `await_adoption` in the server. They meet
-at a Unix socket in a private folder. The actor sends all that it would have started the server with, the places of its
-output included; from then on the socket is the server's connection to its actor. A server that nobody has adopted ends
+The actor starts it with that socket. Or it starts before its actor, while Ray starts, and is adopted: torch takes
+longer to import than Ray to start. `PrestartedServer` is in the process that starts both, `adopt` in the actor,
+`await_adoption` in the server. They meet at a Unix socket in a private folder. A server that nobody has adopted ends
 with the process that started it.
 """
 
@@ -18,9 +18,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import msgspec
 
@@ -54,7 +54,8 @@ class PrestartedServer:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
                 listener.listen()
-                self._process = _start(engine, mark_of(path), listener.fileno(), owner)
+                environment = server_environment(os.environ, python_path(), mark_of(path))
+                self._process = start(engine, environment, listener=listener.fileno(), owner=owner)
         except BaseException:  # a signal, too
             self.close()
             raise
@@ -86,18 +87,26 @@ class PrestartedServer:
         self.close()
 
 
-def _start(engine: str, mark: str, listener: int, owner: int) -> subprocess.Popen[bytes]:
-    python_path = os.pathsep.join(entry for entry in sys.path if entry)
+def start(
+    engine: str, environment: Mapping[str, str], *, python: str = sys.executable, **descriptors: int
+) -> subprocess.Popen[bytes]:
+    """descriptors: `socket`, the connection to its actor; or `listener` and `owner`, see `await_adoption`. Raises
+    OSError."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
-            *("--listener", str(listener), "--owner", str(owner), "--engine", engine),
+            *(python, "-P", "-m", "torchrelay.workers.fork_server.server", "--engine", engine),
+            *(f"--{name}={descriptor}" for name, descriptor in descriptors.items()),
         ],
-        pass_fds=[listener, owner],
+        pass_fds=[*descriptors.values()],
         stdin=subprocess.DEVNULL,
-        env=server_environment(os.environ, python_path, mark),
+        env=dict(environment),
         start_new_session=True,
     )
+
+
+def python_path() -> str:
+    """Where a server with this process's Python finds the package."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
 
 
 def mark_of(path: str) -> str:
@@ -108,19 +117,17 @@ def mark_of(path: str) -> str:
 # --- in the slot's actor ----------------------------------------------------------------------------------
 
 
-def adopt(server: EarlyServer, slot_order: SlotOrder, lock: int) -> tuple[ForeignProcess, socket.socket]:
-    """Become the actor of `server`: its process, and the connection to it. Raises OSError if it has ended, or has an
-    actor."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        # If the socket then answers, the server lives, so that no other process had its number.
-        process = ForeignProcess(server.pid)
-        connection.connect(server.socket)
-        socket.send_fds(connection, [msgspec.json.encode(slot_order) + b"\n"], [lock, *_OUTPUTS])
-    except OSError:
-        connection.close()
-        raise
+def adopt(server: EarlyServer) -> tuple[ForeignProcess, socket.socket]:
+    """The process of `server`, and a connection to it. Raises OSError if it has ended, or has an actor."""
+    # If the socket then answers, the server lives, so that no other process had its number.
+    process, connection = ForeignProcess(server.pid), socket.socket(socket.AF_UNIX)
+    connection.connect(server.socket)
     return process, connection
+
+
+def send_order(connection: socket.socket, slot_order: SlotOrder, lock: int) -> None:
+    """Raises OSError."""
+    socket.send_fds(connection, [msgspec.json.encode(slot_order) + b"\n"], [lock, *_OUTPUTS])
 
 
 def share_limits(pid: int) -> None:
@@ -138,25 +145,22 @@ def share_limits(pid: int) -> None:
 # --- in the server ----------------------------------------------------------------------------------------
 
 
-class Adoption(NamedTuple):
-    connection: socket.socket
-    slot_order: SlotOrder
-
-
-def await_adoption(listener: socket.socket, owner: int) -> Adoption | None:
+def await_adoption(
+    listener: socket.socket, owner: int
+) -> tuple[socket.socket, SlotOrder] | tuple[None, None]:
     """The first actor that connects and says what it wants. None once the process that started this one has ended."""
     while True:
         readable, _, _ = select.select([listener.fileno(), owner], [], [])
         if owner in readable:
             _remove_folder(listener)
-            return None
+            return None, None
         connection, _ = listener.accept()
-        slot_order = _received(connection)
+        slot_order = received_order(connection)
         if slot_order is not None:
             _remove_folder(listener)
             listener.close()  # another actor starts a server of its own
             os.close(owner)
-            return Adoption(connection, slot_order)
+            return connection, slot_order
         connection.close()
 
 
@@ -164,7 +168,7 @@ def _remove_folder(listener: socket.socket) -> None:
     shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
 
 
-def _received(connection: socket.socket) -> SlotOrder | None:
+def received_order(connection: socket.socket) -> SlotOrder | None:
     """The order; this process then writes where the actor does. None if the actor has gone."""
     try:
         data, descriptors, _, _ = socket.recv_fds(connection, _ORDER_BYTES, 3)

@@ -1,10 +1,9 @@
 """Stage 6: a process with torch and Inductor imported that runs jobs in children of itself, one at a time.
 
-Run as `python -m torchrelay.workers.fork_server.server --socket FD --order JSON` by the actor, which sends and receives
-workers/messages.py over the socket; or before there is an actor, as prestart.py does: the order then comes with the
-adoption. It is a new interpreter and no fork of the actor, because Ray's threads do not survive a fork. CUDA is never
-initialised here: a forked child could not use it then. When the socket closes, the running job is killed and the server
-ends.
+Run by prestart.py as `python -m torchrelay.workers.fork_server.server --engine MODULE`. The actor sends its order and
+workers/messages.py over a socket. It is a new interpreter and no fork of the actor, because Ray's threads do not
+survive a fork. CUDA is never initialised here: a forked child could not use it then. When the socket closes, the
+running job is killed and the server ends.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from types import ModuleType
 
 import msgspec
 
-from ...compiler import decoding
 from ...compiler.api.protocols import WORKERS
 from ...compiler.errors import CompileKilled, RelayError
 from ...compiler.kernel_store.libraries import KernelStore
@@ -164,26 +162,24 @@ def _kernel_store(settings: SlotSettings) -> KernelStore | None:
 def main() -> None:
     """Entry point. Exits 0 when the actor goes away."""
     parser = argparse.ArgumentParser(prog="torchrelay.workers.fork_server.server")
-    parser.add_argument("--socket", type=int)
-    parser.add_argument("--order", type=lambda text: decoding.from_json(text, type=SlotOrder))
-    parser.add_argument("--listener", type=int)
-    parser.add_argument("--owner", type=int)
-    parser.add_argument("--engine")
+    parser.add_argument("--engine", required=True)
+    for name in ("--socket", "--listener", "--owner"):
+        parser.add_argument(name, type=int)
     arguments = parser.parse_args()
     # Ctrl-C is for the supervisor; this ends when the actor does
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_subreaper()
+    engine = _imported(arguments.engine)
+    connection: socket.socket | None
     if arguments.listener is None:
-        order: SlotOrder = arguments.order
-        with socket.socket(fileno=arguments.socket) as connection:
-            _serve(connection, order)
-        return
-    with socket.socket(fileno=arguments.listener) as listener:
-        engine = _imported(arguments.engine)
-        adoption = prestart.await_adoption(listener, arguments.owner)
-    if adoption is not None:
-        with adoption.connection as connection:
-            _serve(connection, adoption.slot_order, engine)
+        connection = socket.socket(fileno=arguments.socket)
+        slot_order = prestart.received_order(connection)
+    else:
+        with socket.socket(fileno=arguments.listener) as listener:
+            connection, slot_order = prestart.await_adoption(listener, arguments.owner)
+    if connection is not None and slot_order is not None:
+        with connection:
+            _serve(connection, slot_order, engine)
 
 
 def _imported(engine: str) -> ModuleType:
@@ -193,10 +189,10 @@ def _imported(engine: str) -> ModuleType:
     return module
 
 
-def _serve(connection: socket.socket, slot_order: SlotOrder, engine: ModuleType | None = None) -> None:
-    """Leaves no process and no folder behind. engine: if it is imported already."""
+def _serve(connection: socket.socket, slot_order: SlotOrder, engine: ModuleType) -> None:
+    """Leaves no process and no folder behind."""
     try:
-        ForkServer(connection, slot_order, engine or _imported(slot_order.settings.engine)).serve()
+        ForkServer(connection, slot_order, engine).serve()
     finally:
         kill_below(os.getpid())
         shutil.rmtree(slot_order.jobs_dir, ignore_errors=True)

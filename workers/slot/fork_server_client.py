@@ -73,34 +73,22 @@ class _ForkServerProcess:
         self.gone = asyncio.Event()
 
     @classmethod
-    async def adopt(cls, settings: SlotSettings) -> _ForkServerProcess:
-        """The server that was started before this actor, its greeting received. Raises OSError, ForkServerLost."""
-        assert settings.early_server is not None
+    async def start(cls, settings: SlotSettings) -> _ForkServerProcess:
+        """Adopt the early server, or start one, and send its order; `receive` gives its greeting. Raises OSError."""
         jobs_dir, lock = private_folders.make(settings.jobs_root)
+        process: subprocess.Popen[bytes] | ForeignProcess
         try:
-            process, connection = prestart.adopt(settings.early_server, _order(settings, jobs_dir), lock)
+            if settings.early_server is not None:
+                process, connection = prestart.adopt(settings.early_server)
+            else:
+                process, connection = _start_process(settings, jobs_dir)
+            prestart.send_order(connection, _order(settings, jobs_dir), lock)
             connection.setblocking(False)
             streams = await asyncio.open_connection(sock=connection)
         except OSError:
             shutil.rmtree(jobs_dir, ignore_errors=True)
             os.close(lock)
             raise
-        return cls(settings, process, jobs_dir, lock, streams)
-
-    @classmethod
-    async def start(cls, settings: SlotSettings) -> _ForkServerProcess:
-        """Start the process; `receive` gives its greeting. Raises OSError."""
-        jobs_dir, lock = private_folders.make(settings.jobs_root)
-        here, there = socket.socketpair()
-        with there:
-            try:
-                process = _start_process(settings, jobs_dir, there.fileno(), lock)
-            except OSError:
-                here.close()
-                shutil.rmtree(jobs_dir, ignore_errors=True)
-                os.close(lock)
-                raise
-        streams = await asyncio.open_connection(sock=here)
         return cls(settings, process, jobs_dir, lock, streams)
 
     async def send(self, command: Command) -> None:
@@ -147,28 +135,17 @@ class _ForkServerProcess:
         self.gone.set()
 
 
-def _start_process(
-    settings: SlotSettings, jobs_dir: Path, connection: int, lock: int
-) -> subprocess.Popen[bytes]:
-    """Raises OSError."""
+def _start_process(settings: SlotSettings, jobs_dir: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new server, and the connection to it. Raises OSError."""
     gpu = settings.gpu if settings.kind == "cuda" else None
-    if settings.python is None:
-        python_path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = server_environment(os.environ, python_path, settings.worker, gpu)
-    else:
-        environment = server_environment(os.environ, str(_package_folder(jobs_dir)), settings.worker, gpu)
+    path = prestart.python_path() if settings.python is None else str(_package_folder(jobs_dir))
+    environment = server_environment(os.environ, path, settings.worker, gpu)
+    if settings.python is not None:
         environment.pop("VIRTUAL_ENV", None)  # it names the actor's environment
-    command = [
-        *(settings.python or sys.executable, "-P", "-m", "torchrelay.workers.fork_server.server"),
-        *("--socket", str(connection), "--order", msgspec.json.encode(_order(settings, jobs_dir)).decode()),
-    ]
-    return subprocess.Popen(
-        command,
-        pass_fds=[connection, lock],
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
+    python = settings.python or sys.executable
+    here, there = socket.socketpair()
+    with there:
+        return prestart.start(settings.engine, environment, python=python, socket=there.fileno()), here
 
 
 def _order(settings: SlotSettings, jobs_dir: Path) -> SlotOrder:
@@ -202,7 +179,7 @@ class ForkServerClient:
         """Start a fork server if there is none; return its ForkServerReady, or a JobFailed, encoded."""
         async with self._starting:
             if self._server is None:
-                server, answer = await self._adopted() or await self._started()
+                server, answer = await self._started()
                 if server is None or not isinstance(answer, ForkServerReady):
                     return msgspec.msgpack.encode(answer)
                 layers = isolation.describe(answer.isolation)
@@ -217,38 +194,27 @@ class ForkServerClient:
                 self._watching = asyncio.create_task(self._watch(server))
             return msgspec.msgpack.encode(self._server.ready)
 
-    async def _adopted(self) -> tuple[_ForkServerProcess, Answer] | None:
-        """The server that was started before this actor, and its greeting; None if there is none any more."""
-        settings, self._settings = self._settings, msgspec.structs.replace(self._settings, early_server=None)
-        if settings.early_server is None:
-            return None
-        server = None
-        try:
-            server = await _ForkServerProcess.adopt(settings)
-            answer = await self._greeting(server)
-            if isinstance(answer, ForkServerReady):
-                prestart.share_limits(answer.pid)
-        except (OSError, ForkServerLost) as error:
-            print(
-                f"the fork server that was started before is of no use: {error}", file=sys.stderr, flush=True
-            )
-            if server is not None:
-                server.stop()
-            return None
-        return server, answer
-
     async def _started(self) -> tuple[_ForkServerProcess | None, Answer]:
-        """A new server and its greeting, or a JobFailed."""
+        """A server and its greeting, or a JobFailed: the server that was started before this actor, or if that is of
+        no use a new one."""
         become_subreaper()
-        try:
-            server = await _ForkServerProcess.start(self._settings)
-        except OSError as error:
-            return None, self._cannot_start(str(error))
-        try:
-            return server, await self._greeting(server)
-        except ForkServerLost as error:
-            server.stop()
-            return None, self._cannot_start(str(error))
+        early, self._settings = self._settings, msgspec.structs.replace(self._settings, early_server=None)
+        reason = ""
+        for settings in ([early] if early.early_server is not None else []) + [self._settings]:
+            server = None
+            try:
+                server = await _ForkServerProcess.start(settings)
+                answer = await self._greeting(server)
+                if settings is early and isinstance(answer, ForkServerReady):
+                    prestart.share_limits(answer.pid)
+                return server, answer
+            except (OSError, ForkServerLost) as error:
+                reason = str(error)
+                if settings is early:
+                    print(f"the early fork server is of no use: {reason}", file=sys.stderr, flush=True)
+                if server is not None:
+                    server.stop()
+        return None, self._cannot_start(reason)
 
     @staticmethod
     async def _greeting(server: _ForkServerProcess) -> Answer:

@@ -77,7 +77,7 @@ def test_an_entry_whose_seconds_are_damaged_is_served_and_removed(leased: RedisS
 def test_a_limit_may_be_larger_than_any_number_that_is_added(redis_server: RedisServer) -> None:
     large = 10**18
     limits = [large, "default", "default", large, float(large), "", large, 0]
-    args = [KEY, "me", 1000, 60_000, KEYS.wake, 1000, "body", 0, "needs", "queue", "compiles", *limits]
+    args = [KEY, "me", 1000, 60_000, KEYS.wake, 1000, "body", "needs", "queue", "compiles", *limits]
     assert call(redis_server, "acquire", KEYS.compile_keys(KEY), args)[0] == b"queued"
 
 
