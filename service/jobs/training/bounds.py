@@ -34,7 +34,7 @@ def bounded(event: TrainEvent, ranks: int) -> TrainEvent:
         kind = event.__struct_config__.tag
         return JobNote(level="warning", text=f"the job's driver sent {kind!r} with {problem}: it is left out")
     if isinstance(event, LogLines):
-        return msgspec.structs.replace(event, lines=_cut(event.lines, _LINES_CHARACTERS))
+        return msgspec.structs.replace(event, lines=cut_lines(event.lines, _LINES_CHARACTERS))
     return msgspec.structs.replace(event, **{name: _shortened(value) for name, value in fields.items()})
 
 
@@ -73,7 +73,8 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def _cut(lines: list[str], characters: int) -> list[str]:
+def cut_lines(lines: list[str], characters: int) -> list[str]:
+    """The first lines, up to so many characters."""
     found: list[str] = []
     for line in lines:
         if characters <= 0:

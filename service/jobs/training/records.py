@@ -30,6 +30,7 @@ from ...storage.redis.connections import RedisClient
 from ...storage.redis.keys import Keys
 from ...storage.redis.scripts import Scripts
 from ..records import DurableJobs, JobEvent, JobRecord, event_number
+from .bounds import cut_lines
 from .files import TrainingFiles
 from .progress import TrainingJobProgress
 
@@ -275,11 +276,4 @@ def _shortened(event: TrainEvent) -> TrainEvent:
     """The event, its log cut to what an event may hold."""
     if not isinstance(event, LogLines) or sum(map(len, event.lines)) <= _LOG_BYTES:
         return event
-    lines: list[str] = []
-    left = _LOG_BYTES
-    for line in event.lines:
-        if left <= 0:
-            break
-        lines.append(line[:left])
-        left -= len(line)
-    return msgspec.structs.replace(event, lines=[*lines, _CUT])
+    return msgspec.structs.replace(event, lines=[*cut_lines(event.lines, _LOG_BYTES), _CUT])

@@ -31,21 +31,16 @@ async def issue(body: TokenRequest, gateway: Gateway, admin: Admin) -> TokenRepl
         raise Forbidden(
             f"the token of {admin.name!r} may give rates up to {most:g}", hint="Ask the service's owner"
         )
-    if "train" in body.roles and not (admin.everywhere or admin.allows("train")):
-        raise Forbidden(
-            f"the token of {admin.name!r} may not start training jobs, so it cannot give that role",
-            hint="Ask the service's owner",
-        )
-    if body.allow_source and not (admin.everywhere or admin.source):
-        raise Forbidden(
-            f"the token of {admin.name!r} may not send source, so it cannot give that permission",
-            hint="Ask the service's owner",
-        )
-    if body.allow_programs and not (admin.everywhere or admin.programs):
-        raise Forbidden(
-            f"the token of {admin.name!r} may not give programs to others, so it cannot give that permission",
-            hint="Ask the service's owner",
-        )
+    for asked, may, does, gives in (
+        ("train" in body.roles, admin.allows("train"), "start training jobs", "role"),
+        (body.allow_source, admin.source, "send source", "permission"),
+        (body.allow_programs, admin.programs, "give programs to others", "permission"),
+    ):
+        if asked and not (admin.everywhere or may):
+            raise Forbidden(
+                f"the token of {admin.name!r} may not {does}, so it cannot give that {gives}",
+                hint="Ask the service's owner",
+            )
     issued = await gateway.tokens.issue(
         body.name,
         body.roles,
