@@ -126,10 +126,6 @@ def _parse() -> argparse.Namespace:
 def _listens(parser: argparse.ArgumentParser, port: str) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help=f"port to listen on; 0 finds a free one ({port})")
-    _has_state(parser)
-
-
-def _has_state(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="keys, token and cache ($XDG_STATE_HOME/torchrelay)"
     )

@@ -126,10 +126,6 @@ class Followers:
                     return
                 await changed.wait()
 
-    async def _queued_again(self, key: str, unknown_since: float) -> bool:
-        """Has a compile queued again that Redis has not known for some time."""
-        return time.monotonic() - unknown_since > self._again_seconds and await self._ask_again(key)
-
     async def _poll(self, key: str, watch: FollowedCompile) -> None:
         waiter, after = uuid.uuid4().hex, STREAM_START
         last_answer = last_leased = time.monotonic()  # when Redis answered, and the compile was known to run
@@ -157,7 +153,10 @@ class Followers:
                             or snapshot.cached
                             or snapshot.leased
                             or (snapshot.pending and not (refused and watch.queued))
-                            or await self._queued_again(key, unknown_since)
+                            or (
+                                last_answer - unknown_since > self._again_seconds
+                                and await self._ask_again(key)
+                            )
                         ):
                             unknown_since = math.inf
                         else:

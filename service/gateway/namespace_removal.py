@@ -46,7 +46,7 @@ class NamespaceRemover:
             raise MalformedRequest("the namespace default is always there", hint="`torchrelay cache rm`")
         await self._shared.namespaces.check(name)
         keys = self._shared.keys.of(name)
-        if jobs := await self._jobs(name):
+        if jobs := sum(job.namespace == name for job in await self._open_jobs.read()):
             return NamespaceRemoval("jobs", jobs)
         seconds, _ = await self._redis.time()
         await self._redis.hsetnx(keys.deleted, name, str(seconds))
@@ -75,9 +75,6 @@ class NamespaceRemover:
             await self._audit.append(event, within=pipe)
             await pipe.execute()
         return NamespaceRemoval("done", 0)
-
-    async def _jobs(self, name: str) -> int:
-        return sum(job.namespace == name for job in await self._open_jobs.read())
 
     async def _delete_objects(self, name: str) -> int:
         """At most _OBJECTS. Returns how many there were."""

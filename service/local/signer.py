@@ -45,7 +45,7 @@ def run(settings: ServiceSettings, *, host: str, port: int, uds: Path | None) ->
         **server_options(settings),
         **(tls.options(settings) if uds is None else {}),
     )
-    with _listen(host, port) if uds is None else _listen_on_path(uds) as listener:
+    with listen(host, port, any_port_will_do=False) if uds is None else _listen_on_path(uds) as listener:
         name = listener.getsockname()
         log.info("signer_started", version=VERSION, listens=str(name), keys=str(keyring.folder))
         uvicorn.Server(config).run(sockets=[listener])
@@ -65,10 +65,6 @@ def _tokens(settings: ServiceSettings) -> SignerTokens:
             "signer_token and signer_admin_token are the same", hint="Whoever may sign could change keys too"
         )
     return SignerTokens(token, admin)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    return listen(host, port, any_port_will_do=False)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
         async with asyncio.timeout(_READY_SECONDS):
             if scheme:
                 await _check(request, gateway, token if scheme.lower() == "bearer" else "")
-                shared = await _counters(gateway)
+                shared = await gateway.counters(await gateway.namespaces.names())
             else:
                 shared = await gateway.counters_for_anyone.get(lambda: _counters_together(gateway))
     except (RedisError, TimeoutError):
@@ -103,11 +103,6 @@ async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]
         if problem := await gateway.installation.problem():
             parts["store"] = problem
     return parts
-
-
-async def _counters(gateway: GatewayParts) -> dict[str, Counters]:
-    """By namespace. Raises RedisError."""
-    return await gateway.counters(await gateway.namespaces.names())
 
 
 async def _counters_together(gateway: GatewayParts) -> dict[str, Counters]:

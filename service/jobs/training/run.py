@@ -312,7 +312,8 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
         if ended.state == "cancelled" and (self.cancelled.is_set() or self._ending.is_set()):
             ended = self._stop_result()
         await self._record([])
-        await retry_while_down(self._revoke)
+        name, creator = rank_token_name(self.id), self._creator_grant()
+        await retry_while_down(lambda: self._parts.tokens.revoke_named(name, by=creator))
         for _ in range(3):
             try:
                 await self._parts.pool.training.forget(self._node_job)
@@ -327,9 +328,6 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
         progress = msgspec.structs.replace(self._progress, last_number=last_number)
         await retry_while_down(lambda: self._jobs.end(self.id, self.lease, ended, progress))
         log.info("train_ended", job=self.id, state=ended.state)
-
-    async def _revoke(self) -> None:
-        await self._parts.tokens.revoke_named(rank_token_name(self.id), by=self._creator_grant())
 
     # --- recording -----------------------------------------------------------------------------------------
 

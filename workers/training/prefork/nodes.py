@@ -56,8 +56,9 @@ class PreforkNodes:
 
         encoded = msgspec.msgpack.encode(msgspec.structs.replace(train_order, package=b""))
         try:
+            everything = {node["NodeID"]: node["Resources"] for node in live_nodes()}
             for node in likely_nodes(train_order.spec, free_resources()) or likely_nodes(
-                train_order.spec, _resources()
+                train_order.spec, everything
             ):  # or those that have room once others leave
                 options: dict[str, Any] = {
                     "num_cpus": 0,
@@ -105,8 +106,3 @@ def likely_nodes(spec: TrainSpec, free: Mapping[str, Mapping[str, float]]) -> li
         held += room[names[needed]]
         needed += 1
     return names[: needed + _SPARE]
-
-
-def _resources() -> dict[str, dict[str, float]]:
-    """All resources of each live node, free or not."""
-    return {node["NodeID"]: node["Resources"] for node in live_nodes()}

@@ -130,7 +130,19 @@ def _run(
                 time.sleep(SEND_SECONDS)
             if process.pid and not started:
                 started = True
-                sender.add([_started(assignment, process)])
+                sender.add(
+                    [
+                        RankStarted(
+                            rank=assignment.rank,
+                            world_size=assignment.world_size,
+                            pid=process.pid,
+                            host=socket.gethostname(),
+                            attempt=assignment.attempt,
+                            at=time.time(),
+                            warm=process.warm,
+                        )
+                    ]
+                )
             size = process.size
             sender.add(process.taken(), size)
             stop = sender.exchange()
@@ -148,15 +160,3 @@ def _run(
     if code != 0 and not sender.stopping:
         lines = "\n".join(list(process.last)[-_ERROR_LINES:])
         raise RankFailed(f"rank {assignment.rank} {describe_exit(code)}" + (f":\n{lines}" if lines else ""))
-
-
-def _started(assignment: RankAssignment, process: RankProcess) -> RankStarted:
-    return RankStarted(
-        rank=assignment.rank,
-        world_size=assignment.world_size,
-        pid=process.pid,
-        host=socket.gethostname(),
-        attempt=assignment.attempt,
-        at=time.time(),
-        warm=process.warm,
-    )
