@@ -317,7 +317,6 @@ class WorkerPool:
         on_progress: Callable[[compiles.Stage, str], None],
         on_query: OnQuery | None,
     ) -> bytes:
-        """Run the job on its slot to its end, and free the slot."""
         try:
             stream = slot.actor.compile.options(num_returns="streaming").remote(job_id, job)
             return await follow_job(slot, job_id, stream, on_progress, on_query)

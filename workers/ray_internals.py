@@ -114,7 +114,6 @@ def stop_head_node(node: Any) -> None:
 
 
 def actor_id(handle: Any) -> str:
-    """The id of an actor, in hexadecimal."""
     return str(handle._actor_id.hex())
 
 

@@ -82,7 +82,6 @@ class AuditLog:
         self.entries = entries
 
     def of(self, namespace: str) -> AuditLog:
-        """The log of another namespace."""
         return AuditLog(self._redis, self._keys.of(namespace), entries=self.entries)
 
     async def append(self, event: AuditEvent, *, within: Pipeline | None = None) -> None:

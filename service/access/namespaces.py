@@ -24,8 +24,6 @@ _NEW = b"{}"
 
 
 class Namespaces:
-    """Which there are, by the hash `namespaces`."""
-
     def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys

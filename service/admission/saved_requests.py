@@ -19,8 +19,6 @@ _SENT_BYTES = 8 << 20
 
 
 class SavedRequests:
-    """The saved requests of one namespace."""
-
     def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys

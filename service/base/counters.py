@@ -57,7 +57,6 @@ class StatsReply(Counters, frozen=True, kw_only=True):
 
 
 def sum_counters(parts: Iterable[Counters]) -> Counters:
-    """The sum of several namespaces' counters."""
     every = list(parts)
     sums: dict[str, int | float] = {
         name: sum(getattr(part, name) for part in every)

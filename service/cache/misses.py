@@ -39,8 +39,6 @@ _AT_ONCE = 4
 
 
 class Misses:
-    """Requests that missed, and the entries nearest to them."""
-
     def __init__(
         self, redis: RedisClient, keys: Keys, scripts: Scripts, components: EntryComponents, work: FairWork
     ) -> None:

@@ -23,8 +23,6 @@ _BATCH = 1000
 
 
 class ScriptHistory:
-    """The scripts of one namespace."""
-
     def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys

@@ -39,8 +39,6 @@ class _Batch(NamedTuple):
 
 
 class UseCounts:
-    """Counts uses in all namespaces, in this process."""
-
     def __init__(self, keys: Keys, scripts: Scripts) -> None:
         self._keys = keys
         self._scripts = scripts
@@ -57,7 +55,6 @@ class UseCounts:
             known[name] += number
 
     def used(self, namespace: str, key: str) -> None:
-        """The artifact of `key` was used now."""
         self._note(namespace, key, time.monotonic())
 
     async def write(self) -> None:

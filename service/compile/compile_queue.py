@@ -47,8 +47,6 @@ class QueuedRequests:
 
 
 class CompileQueue:
-    """The queue of one namespace."""
-
     def __init__(self, namespace: str, leases: Leases, queued: QueuedRequests) -> None:
         self._namespace = namespace
         self._leases = leases

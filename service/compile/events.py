@@ -41,8 +41,6 @@ class CompileSnapshot(Struct, frozen=True):
 
 
 class CompileEvents:
-    """The events of one namespace's compiles."""
-
     def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
@@ -63,7 +61,6 @@ class CompileEvents:
         return parse_traceparent((header or b"").decode())
 
     async def announce_waiter(self, key: str, waiter: str, seconds: float) -> None:
-        """Announces that `waiter` waits for `key`, for `seconds` from now."""
         time = await self._redis.time()
         until = time[0] * 1000 + time[1] // 1000 + int(seconds * 1000)
         async with self._redis.pipeline(transaction=False) as pipe:

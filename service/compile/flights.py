@@ -113,8 +113,6 @@ class _GiveBack(Exception):
 
 
 class Flights:
-    """The flights of one namespace, in this dispatcher."""
-
     def __init__(
         self,
         settings: ServiceSettings,
@@ -196,7 +194,6 @@ class Flights:
         task.add_done_callback(landed)
 
     async def _traced(self, flight: Flight) -> None:
-        """Runs the flight in the trace of whoever caused the compile."""
         lease = flight.lease
         queued = time.time() - lease.waited
         with self._tracer.begin("compile", lease.trace, began=queued) as span:

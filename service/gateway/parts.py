@@ -35,8 +35,6 @@ _COUNTERS_SECONDS = 1.0
 
 
 class GatewayTenant(TenantParts):
-    """One namespace, in this gateway."""
-
     def __init__(self, shared: SharedParts, namespace: str, queued: QueuedRequests) -> None:
         super().__init__(shared, namespace)
         redis, scripts, settings = shared.redis, shared.scripts, shared.settings
@@ -53,8 +51,6 @@ class GatewayTenant(TenantParts):
 
 
 class GatewayParts(SharedParts):
-    """Everything a route may use."""
-
     def __init__(self, settings: ServiceSettings) -> None:
         super().__init__(settings)
         self.event_streams = EventStreams(

@@ -38,7 +38,6 @@ class OpenJobs:
         ]
 
     async def states(self, jobs: list[OpenJob]) -> list[str]:
-        """The states of training jobs."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for job in jobs:
                 pipe.hget(self._keys.of(job.namespace).jobs["train"].job(job.id), "state")

@@ -28,7 +28,6 @@ class JobRun(ABC, Generic[R]):
     """One job under one lease."""
 
     def __init__(self, jobs: DurableJobs[Any, R], loaded: R, lease: str) -> None:
-        """lease: `owner:fence`."""
         self.id: str = loaded.job.id
         self.lease = lease
         self.loaded = loaded

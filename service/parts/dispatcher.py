@@ -35,8 +35,6 @@ _CLUSTER_GONE_LEASES = 6
 
 
 class DispatcherTenant(TenantParts):
-    """One namespace, in this dispatcher."""
-
     def __init__(self, dispatcher: DispatcherParts, namespace: str) -> None:
         shared, pool = dispatcher.shared, dispatcher.pool
         super().__init__(shared, namespace)

@@ -170,8 +170,6 @@ def _exporting_tracer() -> Tracer:
 
 
 class TenantParts:
-    """One namespace, in this process."""
-
     def __init__(self, shared: SharedParts, namespace: str) -> None:
         settings, redis, scripts = shared.settings, shared.redis, shared.scripts
         keys = shared.keys.of(namespace)

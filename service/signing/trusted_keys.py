@@ -121,7 +121,6 @@ class TrustedKeys(ABC):
         return origin not in loaded.ring.revoked and (origin in loaded.sites or origin in loaded.public)
 
     def document(self) -> SignedDocument:
-        """The trust document for clients."""
         return self._current().document
 
     def sign(self, data: bytes, *, key: str, namespace: str, origin: str = "") -> bytes:

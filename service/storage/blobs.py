@@ -84,7 +84,6 @@ class BlobStore:
         self._folder = _folder(keys.namespace)
 
     def of(self, namespace: str) -> BlobStore:
-        """Another namespace's."""
         if namespace == self._keys.namespace:
             return self
         return BlobStore(
@@ -186,7 +185,6 @@ class BlobStore:
 
 
 def blob_path(namespace: str, key: str, digest: str) -> str:
-    """The path of a blob in the store."""
     return f"{_folder(namespace)}/{key[:2]}/{key}/{digest}"
 
 

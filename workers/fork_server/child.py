@@ -52,7 +52,6 @@ class ChildProcess(NamedTuple):
     """Processes that only hold the child's namespaces: forks of the server that do nothing else."""
 
     def close(self) -> None:
-        """Close both pipes."""
         os.close(self.pipe)
         os.close(self.replies)
 
@@ -115,7 +114,6 @@ def _close_all_but(*descriptors: int) -> None:
 
 
 def make_folders(work: Path) -> None:
-    """Make the private folders of a job."""
     for name in ("home", "tmp", "inductor", "triton", "cuda", "compile", OFFERS):
         (work / name).mkdir()
 

@@ -82,8 +82,6 @@ class RayThread:
 
 
 class RayNode(NamedTuple):
-    """A node that offers slots."""
-
     id: str
     host: str
     cpu_slots: int

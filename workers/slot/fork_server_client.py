@@ -54,8 +54,6 @@ class ForkServerLost(Exception):
 
 
 class _ForkServerProcess:
-    """A running fork server and the socket to it."""
-
     def __init__(
         self,
         settings: SlotSettings,
@@ -333,7 +331,6 @@ class ForkServerClient:
             await self._server.send(CancelJob())
 
     async def reply(self, job_id: str, question: int, answer: bytes) -> None:
-        """Answer a query of job `job_id`, if it still runs."""
         if self._running == job_id and self._server is not None:
             with contextlib.suppress(ForkServerLost):  # `run` reports it
                 await self._server.send(QueryReply(question, answer))

@@ -53,6 +53,5 @@ def ranks_on(node: Mapping[str, float], spec: TrainSpec) -> int:
 
 
 def rank_resources(spec: TrainSpec) -> dict[str, float]:
-    """What each rank asks for."""
     asked = {"CPU": spec.cpus, "memory": float(spec.memory_bytes), "GPU": float(spec.device == "cuda")}
     return {name: amount for name, amount in asked.items() if amount > 0}

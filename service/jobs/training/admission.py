@@ -24,8 +24,6 @@ _OURS_BEGIN = ("TORCHELASTIC_", "TORCHRELAY_TRAIN_")
 
 
 class TrainingJobAdmission:
-    """Admits the training jobs of one namespace."""
-
     def __init__(self, store: TrainingFiles, registry: DispatcherRegistry) -> None:
         self._store = store
         self._registry = registry

@@ -39,7 +39,6 @@ class TrainingPlacement:
 
     @property
     def cluster(self) -> str:
-        """The cluster as the registry has it."""
         return self._pool.cluster or self._dispatcher
 
     async def may_take(self, record: TrainingJobRecord) -> bool:

@@ -39,8 +39,6 @@ OnCompiled = Callable[[bool, str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class TrainingGraphCompiler:
-    """Compiles the graphs of one namespace's training jobs."""
-
     namespace: str
     compiles: JobCompiles
     admission: Admission

@@ -58,7 +58,6 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
         self.there, self.stepped, self.counts = {}, {}, {}
 
     def apply(self, event: TrainEvent) -> None:
-        """Update the progress with an event."""
         match event:
             case RankStarted():
                 if event.attempt > self.attempt:
@@ -109,7 +108,6 @@ class TrainingJobProgress(Struct, kw_only=True, omit_defaults=True):
         return CompileCounts(self.captured, self.compiled, hits, misses, fallbacks)
 
     def shown(self, job: TrainJob, state: TrainState, ended: float, detail: str) -> TrainJob:
-        """The job as people see it."""
         return msgspec.structs.replace(
             job,
             state=state,

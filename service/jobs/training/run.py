@@ -85,8 +85,6 @@ class TrainingJobParts:
 
 
 class TrainingJobRun(JobRun[TrainingJobRecord]):
-    """One job under one lease."""
-
     def __init__(self, parts: TrainingJobParts, loaded: TrainingJobRecord, lease: str) -> None:
         super().__init__(parts.jobs, loaded, lease)
         self.cancelled = asyncio.Event()

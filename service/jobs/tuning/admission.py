@@ -47,8 +47,6 @@ _STARTING_SECONDS = 15
 
 @dataclass(frozen=True)
 class TuningJobAdmission:
-    """Admits the tuning jobs of one namespace."""
-
     namespace: str
     limits: codec.Limits
     admission: Admission

@@ -44,7 +44,6 @@ class TuningJobProgress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: dict[ItemState, int] = {}
 
     def shown(self, job: TuneJob, state: str, ended: float, detail: str) -> TuneJob:
-        """The job as people see it."""
         left = sum(job.items.values()) - sum(self.ended.values())
         return msgspec.structs.replace(
             job,
@@ -90,7 +89,6 @@ class TuningJobs(DurableJobs[TuneJob, TuningJobRecord]):
         }
 
     async def progress(self, job: str) -> list[TuneProgress]:
-        """The progress of all items, in order."""
         items = await self._items(job)
         known = _decoded_progress(await self._redis.hgetall(self._keys.part(job, "progress")))
         return [known.get(n) or waiting(n, item) for n, item in enumerate(items)]

@@ -70,8 +70,6 @@ class TuningJobParts:
 
 
 class TuningJobRun(JobRun[TuningJobRecord]):
-    """One job under one lease."""
-
     def __init__(self, parts: TuningJobParts, loaded: TuningJobRecord, lease: str) -> None:
         super().__init__(parts.jobs, loaded, lease)
         self._parts = parts

@@ -149,7 +149,6 @@ def connect_replicas(
 
 
 def _options(settings: ServiceSettings, on_error: Callable[[str], object]) -> dict[str, Any]:
-    """Options of a pool."""
     timeout = settings.redis_timeout_seconds
     options: dict[str, Any] = {
         "max_connections": _REDIS_CONNECTIONS,

@@ -152,7 +152,6 @@ class Keys:
         self.blob_prefix = f"{prefix}blob:"
 
     def of(self, namespace: str) -> Keys:
-        """The same installation's keys in another namespace."""
         return Keys(self.installation, namespace)
 
     @property

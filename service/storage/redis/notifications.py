@@ -72,12 +72,10 @@ class Notifications:
                 self.wake(message["data"].decode())
 
     def wake(self, key: str) -> None:
-        """Wake what waits for `key` in this process."""
         for wake in self._waiting.get(key, ()):
             wake.set()
 
     def wake_all(self) -> None:
-        """Wake everything that waits in this process."""
         for waiters in self._waiting.values():
             for wake in waiters:
                 wake.set()

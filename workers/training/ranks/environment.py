@@ -121,14 +121,12 @@ PLACE_NAMES = frozenset(
 
 
 def rank_command(spec: TrainSpec) -> list[str]:
-    """The program of a rank."""
     if spec.kind == "export":
         return [sys.executable, "-m", "torchrelay.clients.exporting.rank_main", *spec.arguments]
     return [sys.executable, "-m", RANK_PROGRAM, *_entry(spec)]
 
 
 def capture_command(spec: TrainSpec, output: Path) -> list[str]:
-    """The program of a capture run, which writes `output`."""
     return [
         sys.executable,
         "-m",
