@@ -72,6 +72,6 @@ def _numbers(*lists: str) -> frozenset[int]:
 
 
 ALLOWED = _numbers(_FILES, _WAITING, _MEMORY, _PROCESSES, _TIME, _SOCKETS)
-"""Of sockets, what is done with those that are there."""
+"""None of them makes or connects a socket: seccomp.py says which may."""
 SHARED_MEMORY = _numbers(_SHARED_MEMORY)
 """System V's shared memory, semaphores and queues, and POSIX' queues."""
