@@ -5,6 +5,7 @@ A process remembers what it has queued, so that it can queue it once more if Red
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Literal, NamedTuple
 
@@ -51,6 +52,8 @@ class CompileQueue:
         self._namespace = namespace
         self._leases = leases
         self._queued = queued
+        self._first: dict[str, asyncio.Event] = {}
+        """Set when the first of those who ask for a key at one time has its answer."""
 
     async def ask(
         self,
@@ -68,7 +71,16 @@ class CompileQueue:
         needs = self._leases.needs(request)
         needs = msgspec.structs.replace(needs, priority=priority, dispatcher=dispatcher)
         key = request.key
-        answer = await self._leases.queue(key, body, needs)
+        if (first := self._first.get(key)) is not None:
+            await first.wait()  # of a thousand that ask together, one sends the body
+            answer = await self._leases.queue(key, body, needs)
+        else:
+            first = self._first[key] = asyncio.Event()
+            try:
+                answer = await self._leases.queue(key, body, needs)
+            finally:
+                del self._first[key]
+                first.set()
         if answer != "hit":
             self._queued.put(self._namespace, key, QueuedRequest(body, needs))
         return answer

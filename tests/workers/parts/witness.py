@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 from pathlib import Path
 
 from engine import compile_graph, describe, missing, warm_up
 from torchrelay.compiler import decoding
+from torchrelay.workers.settings import SlotOrder
 
 __all__ = ["compile_graph", "describe", "missing", "prepare", "preparation", "preload", "warm_up"]
 
@@ -17,8 +16,7 @@ MARK = b"a tenant's own words"
 
 def preload():
     """The server, and through its forks everything below it, notes what is decoded."""
-    jobs = json.loads(sys.argv[sys.argv.index("--order") + 1])["jobs_dir"]
-    notes = Path(jobs).parents[1] / "decoded"
+    notes: list[Path] = []
     for name in ("from_msgpack", "from_json"):
         setattr(decoding, name, _noting(getattr(decoding, name), notes))
 
@@ -26,9 +24,15 @@ def preload():
 def _noting(original, notes):
     def noting(data, *arguments, **options):
         if bytes(data[:1]) == b"{" and MARK in data:  # a request alone, not the message that carries it
-            with contextlib.suppress(OSError), notes.open("a") as file:  # in a sandbox it cannot be written
+            with (
+                contextlib.suppress(OSError),
+                notes[0].open("a") as file,
+            ):  # in a sandbox it cannot be written
                 file.write(f"{original.__name__}\n")
-        return original(data, *arguments, **options)
+        read = original(data, *arguments, **options)
+        if isinstance(read, SlotOrder):  # the first that the server decodes
+            notes.append(Path(read.jobs_dir).parents[1] / "decoded")
+        return read
 
     return noting
 
