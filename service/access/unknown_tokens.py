@@ -22,8 +22,6 @@ _REMEMBERED = 8192
 """Addresses, and as many tokens."""
 _NETWORK_BITS = 64
 """Bits of an IPv6 address that count: whoever has one address has all with the same beginning."""
-
-
 V = TypeVar("V")
 
 

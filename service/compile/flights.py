@@ -59,7 +59,6 @@ from .single_flight import CompileNeeds, Lease, Leases
 
 log = structlog.get_logger(__name__)
 
-
 _MOST_HOLDERS = 3
 """A compile is not taken over from more dispatchers that died: its artifact may be what kills them."""
 ATTEMPTS = 2

@@ -20,8 +20,6 @@ log = structlog.get_logger(__name__)
 
 _FRESH_SECONDS = 0.2
 """How old an answer may be: a thousand clients may ask at once."""
-
-
 STARTING = "starting"
 """The problem of a dispatcher whose workers were not started yet."""
 

@@ -31,7 +31,6 @@ from .routes.jobs import autotunes, training, tuning, tuning_database
 
 log = structlog.get_logger(__name__)
 
-
 ROUTERS = tuple(
     module.router
     for module in (

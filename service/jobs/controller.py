@@ -28,8 +28,6 @@ log = structlog.get_logger(__name__)
 
 _MOST_PAUSE_SECONDS = 1.0
 """The longest pause between two renewals of a lease that notifications cause."""
-
-
 _MOST_BROKEN = 3
 """A job whose run has broken so often in a dispatcher is ended."""
 

@@ -39,8 +39,6 @@ FieldValue = bytes | str | int | float
 Fields = Mapping[bytes, bytes]
 Parts = Mapping[str, Mapping[Any, FieldValue]]
 """Fields of a job's hashes, by the suffix of the hash's key."""
-
-
 J = TypeVar("J", bound=TuneJob | TrainJob)
 P = TypeVar("P")
 """How far a job is, as JSON in its hash."""

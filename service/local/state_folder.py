@@ -36,7 +36,6 @@ from ..storage.private_files import private_folder, write_private
 
 log = structlog.get_logger(__name__)
 
-
 _LOCK_SECONDS = 15.0
 """How long to wait for a service that is just shutting down."""
 RUNTIME_PREFIX = "torchrelay-"

@@ -39,7 +39,6 @@ _CHECK_SECONDS = 1.0
 _WAIT_SECONDS = 0.05
 """How long a caller waits for such a check, which may be on the event loop: the folder may be on a disk that hangs."""
 
-
 log = structlog.get_logger(__name__)
 
 

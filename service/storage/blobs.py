@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from obstore import BytesStream
 
 StorageTier = Literal["redis", "store"]
-
-
 _FOLDER = "artifacts"
 FOLDERS = "namespaces"
 """The folder that has those of all namespaces but the default one."""

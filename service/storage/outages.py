@@ -13,8 +13,6 @@ from ...compiler.errors import Unavailable
 
 _OUTAGES = (GenericError, OSError)
 """How obstore reports a store that cannot be reached, is silent, answers 5xx or has no room."""
-
-
 _FAILED = {
     "read": "the blob store cannot be read",
     "write": "the blob store cannot be written",

@@ -44,8 +44,6 @@ _X86_64 = 0xC000003E
 
 _CONNECT, _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3, _PRLIMIT = 42, 41, 53, 56, 435, 302
 """Calls that depend on their arguments."""
-
-
 Sockets = Literal["pairs", "unconnected", "unix"]
 """What may be made: pairs of streams; also Unix sockets of streams, which connect to nothing (CUDA makes one as it
 starts); or all Unix sockets."""

@@ -6,16 +6,10 @@ from typing import Any
 
 OFFER = "torchrelay_worker"
 """Ray resource of a node on which slots may be placed."""
-
-
 CPU_SLOTS = "torchrelay_cpu"
-
-
 ACTOR_SHARE = 0.0001
 """The part of OFFER that each of our actors takes, the least that Ray counts: it needs a node that offers slots, where
 ten thousand find room. Ray does not limit how many run compiles: pools with other toolchains may share a node."""
-
-
 NAMESPACE = "torchrelay"
 
 

@@ -40,33 +40,18 @@ from .prefork.nodes import PreforkNodes
 
 log = logging.getLogger(__name__)
 
-
 CANCEL_SECONDS = 5.0
 """How long the ranks of a cancelled job may take to save and end."""
-
-
 RESIZE_SECONDS = 30.0
 """How long the ranks of an elastic job may take to end before another number of them starts."""
-
-
 _LAST_SECONDS = 2.0
 """How long ranks whose job starts again may take to report their last events."""
-
-
 _ABANDON_SECONDS = 2.0
 """After the grace of a cancel, Ray Train's controller is killed, with all that it started."""
-
-
 _UNSTARTED = 3
 """How often, besides the retries, workers may fail before their ranks start."""
-
-
 _WHY = 1500
-
-
 _ORDER = "order.msgpack"
-
-
 _STATE = "driver.json"
 
 

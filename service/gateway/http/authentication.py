@@ -18,8 +18,6 @@ from ...access.tokens import Grant, Tokens
 from ...base.budgets import HELD, Held
 
 _OWNER = "Ask the service's owner, and name no namespace"
-
-
 _bearer = HTTPBearer(
     auto_error=False, description="A token of `torchrelay up`, one that an admin issued, or one of a sign-in"
 )

@@ -25,7 +25,6 @@ from ...storage.redis.retry import write_refusal
 
 log = structlog.get_logger(__name__)
 
-
 _READ_ONLY = "Hits go on. For a miss, see to Redis or its failover, or compile locally meanwhile"
 _SCHEMA = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
 _TEXTS = {

@@ -19,7 +19,6 @@ from .keys import Keys
 
 log = structlog.get_logger(__name__)
 
-
 _RECONNECT_SECONDS = 0.5
 _QUIET_SECONDS = 5.0
 """After this long without a message, Redis is asked whether it is there; it has as long to answer."""

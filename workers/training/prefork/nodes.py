@@ -21,7 +21,6 @@ from . import server
 
 log = logging.getLogger(__name__)
 
-
 _SPARE = 2
 """Nodes beyond those that the ranks need: Ray may choose others than those with the most room."""
 

@@ -36,8 +36,6 @@ _PASSED = frozenset(
 )
 _PASSED_GROUPS = ("NCCL_", "GLOO_", "UCX_", "FI_", "NVSHMEM_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
 """The node's owner decides how its network is used."""
-
-
 RANK_PROGRAM = "torchrelay.clients.training.rank.main"
 
 

@@ -31,12 +31,8 @@ from .working_directory import WorkingDirectory
 
 _RENDEZVOUS = "TORCHRELAY_TRAIN_MEETING"
 """Where, in a worker's environment, a Rendezvous waits for its rank."""
-
-
 _UNSTORED_BYTES = 4 << 20
 """Events that the driver has not stored yet; past it nothing more is read from the rank."""
-
-
 _ERROR_LINES = 3
 
 
