@@ -45,25 +45,18 @@ class UnknownTokens:
                 "this address has sent too many tokens that are not known", retry_after=math.ceil(wait)
             )
         # counted before the answer is there: many may be asked for at once
-        if counted:
-            self._count(address, 1)
+        self._count(address, counted)
         self._looked_up[token] += 1
+        bad = False
         try:
             yield
+            _remember(self._good, token, None)
         except Unauthenticated:
             self._good.pop(token, None)
-            if not counted:
-                self._count(address, 1)
+            bad = True
             raise
-        except BaseException:
-            if counted:
-                self._count(address, -1)
-            raise
-        else:
-            if counted:
-                self._count(address, -1)
-            _remember(self._good, token, None)
         finally:
+            self._count(address, bad - counted)
             self._looked_up[token] -= 1
             if not self._looked_up[token]:
                 del self._looked_up[token]
@@ -74,6 +67,8 @@ class UnknownTokens:
         return left + (1 - _AT_ONCE) / _PER_SECOND
 
     def _count(self, address: str, tokens: int) -> None:
+        if not tokens:
+            return
         now = time.monotonic()
         _remember(
             self._whole_again, address, max(self._whole_again.get(address, 0.0), now) + tokens / _PER_SECOND

@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,7 @@ class JobDriverActor:
             self._save(msgspec.structs.replace(self._saved, cancelled=True, detail=self._detail))
             self._order_ranks(StopOrder(CANCEL_SECONDS))
             idle = self._attempt is None or not self._attempt.running
-        wait = 0.0 if idle else CANCEL_SECONDS + _ABANDON_SECONDS
-        killing = threading.Timer(wait, self._abandon)
-        killing.daemon = True
-        killing.start()
+        _later(0.0 if idle else CANCEL_SECONDS + _ABANDON_SECONDS, self._abandon)
 
     def held(self) -> bytes:
         """The devices that its ranks hold: a list of RankDevice, encoded."""
@@ -250,9 +248,7 @@ class JobDriverActor:
     def _abandon_soon(self) -> None:
         """Kill the controller in a moment: now it waits for an answer of this actor."""
         self._cancelled = True
-        killing = threading.Timer(0.1, self._abandon)
-        killing.daemon = True
-        killing.start()
+        _later(0.1, self._abandon)
 
     def resize(self) -> None:
         """End the running ranks; another number of them starts then."""
@@ -443,9 +439,7 @@ class JobDriverActor:
             if not self._saved.since:
                 self._save(msgspec.structs.replace(self._saved, since=time.time()))
         left = max(0.0, seconds - (time.time() - self._saved.since))
-        self._deadline = threading.Timer(left, self._out_of_time, [seconds])
-        self._deadline.daemon = True
-        self._deadline.start()
+        self._deadline = _later(left, lambda: self._out_of_time(seconds))
 
     def _out_of_time(self, seconds: float) -> None:
         self._detail = f"it ran longer than its {seconds:g} s"
@@ -481,6 +475,13 @@ class JobDriverActor:
                 state=state, at=time.time(), detail=detail, ranks=ranks, restarts=self._journal.restarts
             )
         self._journal.add([changed])
+
+
+def _later(seconds: float, call: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _started_again() -> bool:
