@@ -18,7 +18,7 @@ from ..base.settings import ServiceSettings
 from ..gateway.http import tls
 from ..gateway.http.slow_clients import server_options
 from ..signing.open import open_folder
-from ..signing.server import SignerLimits, SignerTokens, create_app
+from ..signing.server import SignerTokens, create_app
 from .listening import Listener, listen
 
 log = structlog.get_logger(__name__)
@@ -37,11 +37,8 @@ def run(settings: ServiceSettings, *, host: str, port: int, uds: Path | None) ->
             f"the folder of keys, {settings.keys_location}, cannot be used: {error.strerror}",
             hint="Give the signer's user a folder of its own: TORCHRELAY_SERVICE_KEYS_DIR",
         ) from None
-    limits = SignerLimits(
-        memory_bytes=settings.signer_memory_bytes, body_seconds=settings.body_timeout_seconds
-    )
     config = uvicorn.Config(
-        create_app(keyring, tokens, limits),
+        create_app(keyring, tokens, settings),
         **server_options(settings),
         **(tls.options(settings) if uds is None else {}),
     )

@@ -41,6 +41,7 @@ from ...compiler.errors import (
 )
 from ...compiler.request import codec
 from ..base.http_bodies import declared_bytes, read_body, reply
+from ..base.settings import ServiceSettings
 from ..base.tracing import TracedLogs
 from .keyring import Keyring
 from .messages import Revocation, RingReply, Rotation, SignQuery
@@ -78,18 +79,12 @@ class SignerTokens(Struct, frozen=True):
             )
 
 
-class SignerLimits(Struct, frozen=True, kw_only=True):
-    """`memory_bytes`: of all artifacts that are here at one time. `body_seconds`: see read_body."""
-
-    memory_bytes: int
-    body_seconds: float
-
-
 class _Routes:
-    def __init__(self, keyring: Keyring, tokens: SignerTokens, limits: SignerLimits) -> None:
+    def __init__(self, keyring: Keyring, tokens: SignerTokens, settings: ServiceSettings) -> None:
         self._keyring = keyring
         self._tokens = tokens
-        self._limits = limits
+        self._memory_bytes = settings.signer_memory_bytes
+        self._body_seconds = settings.body_timeout_seconds
         self._bytes_here = 0
         """Bytes of artifacts here, those that are still to arrive included."""
         self._processors = asyncio.Semaphore(len(os.sched_getaffinity(0)))
@@ -100,12 +95,12 @@ class _Routes:
     async def sign(self, request: Request) -> Response:
         self._tokens.check(request, admin=False)
         query = _checked(dict(request.query_params), SignQuery)
-        limit = min(MAX_ARTIFACT_BYTES, self._limits.memory_bytes)
+        limit = min(MAX_ARTIFACT_BYTES, self._memory_bytes)
         size = declared_bytes(request)
         if size is None:  # it would take all the room while it arrives
             raise MalformedRequest("the artifact comes without a Content-Length")
         with self._room(size if size <= limit else 0):  # one that is too large is not taken in
-            data = await read_body(request, limit, seconds=self._limits.body_seconds)
+            data = await read_body(request, limit, seconds=self._body_seconds)
             async with self._processors:
                 signature = await self._keyring.in_thread(
                     self._keyring.signature,
@@ -138,7 +133,7 @@ class _Routes:
 
     async def _read(self, request: Request, type: type[T]) -> T:
         self._tokens.check(request, admin=True)
-        body = await read_body(request, _JSON_BYTES, seconds=self._limits.body_seconds)
+        body = await read_body(request, _JSON_BYTES, seconds=self._body_seconds)
         try:
             return decoding.from_json(body, type=type)
         except msgspec.MsgspecError as error:
@@ -163,7 +158,7 @@ class _Routes:
     @contextmanager
     def _room(self, size: int) -> Iterator[None]:
         """Raises Overloaded if there is none for so many bytes more."""
-        if self._bytes_here + size > self._limits.memory_bytes:
+        if self._bytes_here + size > self._memory_bytes:
             raise Overloaded(
                 f"the signer holds {self._bytes_here} bytes of artifacts, and has no room for {size}",
                 hint="Try again in a second",
@@ -175,8 +170,8 @@ class _Routes:
             self._bytes_here -= size
 
 
-def create_app(keyring: Keyring, tokens: SignerTokens, limits: SignerLimits) -> Starlette:
-    routes = _Routes(keyring, tokens, limits)
+def create_app(keyring: Keyring, tokens: SignerTokens, settings: ServiceSettings) -> Starlette:
+    routes = _Routes(keyring, tokens, settings)
     failures = (RelayError, HTTPException, ClientDisconnect, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(failures, _answer_error)
     return Starlette(
