@@ -13,21 +13,28 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import IO
 
+import structlog
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ...compiler.api import compiles
 from ...compiler.errors import (
     LimitExceeded,
     MalformedRequest,
+    NotFound,
     Overloaded,
     RelayError,
+    RequestError,
+    ServiceError,
     Unauthenticated,
     Unavailable,
 )
 from ...compiler.request import codec
 from .budgets import HELD, Held
+
+log = structlog.get_logger(__name__)
 
 _BODY_UNREAD = frozenset({401, 403, 413, 415})
 """Sent before the body is read. The connection is closed, so that the server need not read the body."""
@@ -42,6 +49,22 @@ class ErrorReply(Struct, frozen=True):
     """The body of every answer that is not 2xx."""
 
     error: compiles.ErrorBody
+
+
+def relay_error(error: Exception, path: str, *, hint: str = "") -> RelayError:
+    """What any exception is answered with that leaves a handler. One that nobody expects is logged. hint: for whoever
+    sent a wrong request."""
+    match error:
+        case RelayError():
+            return error
+        case HTTPException(status_code=404):
+            return NotFound(f"there is no {path}", hint=hint)
+        case HTTPException():
+            return RequestError(str(error.detail), hint=hint)
+        case ClientDisconnect():  # nobody gets this answer
+            return MalformedRequest("the client disconnected before its body had arrived")
+    log.error("request_broke", path=path, exc_info=error)
+    return ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")
 
 
 def reply(error: RelayError, *, retry_after_seconds: int, status: int | None = None) -> Response:

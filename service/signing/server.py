@@ -30,17 +30,14 @@ from ...compiler.errors import (
     ArtifactError,
     Forbidden,
     MalformedRequest,
-    NotFound,
     Overloaded,
     RelayError,
-    RequestError,
-    ServiceError,
     SignatureError,
     Unauthenticated,
     Unavailable,
 )
 from ...compiler.request import codec
-from ..base.http_bodies import declared_bytes, read_body, reply
+from ..base.http_bodies import declared_bytes, read_body, relay_error, reply
 from ..base.settings import ServiceSettings
 from ..base.tracing import TracedLogs
 from .keyring import Keyring
@@ -200,23 +197,10 @@ def _json(message: Any) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    status = None
-    match error:
-        case (
-            ArtifactError() | SignatureError()
-        ):  # elsewhere their cause is at the client; here it came with the body
-            status = 422
-            log.warning("refused", path=request.url.path, error=error.message)
-        case RelayError():
-            pass
-        case HTTPException(status_code=404):
-            error = NotFound(f"there is no {request.url.path}", hint="")
-        case HTTPException():
-            status, error = error.status_code, RequestError(str(error.detail))
-        case ClientDisconnect():  # nobody gets this answer
-            error = MalformedRequest("the client disconnected before its body had arrived")
-        case _:
-            log.error("request_broke", path=request.url.path, exc_info=error)
-            error = ServiceError(f"the signer failed with {type(error).__name__}", hint="Its log says more")
-    assert isinstance(error, RelayError)
-    return reply(error, retry_after_seconds=_RETRY_AFTER_SECONDS, status=status)
+    status = error.status_code if isinstance(error, HTTPException) else None
+    if isinstance(error, ArtifactError | SignatureError):
+        # elsewhere their cause is at the client; here it came with the body
+        status = 422
+        log.warning("refused", path=request.url.path, error=error.message)
+    answer = relay_error(error, request.url.path)
+    return reply(answer, retry_after_seconds=_RETRY_AFTER_SECONDS, status=status)

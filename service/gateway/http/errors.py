@@ -12,15 +12,8 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ....compiler.errors import (
-    MalformedRequest,
-    NotFound,
-    RelayError,
-    RequestError,
-    ServiceError,
-    Unavailable,
-)
-from ...base.http_bodies import reply
+from ....compiler.errors import MalformedRequest, RelayError, Unavailable
+from ...base.http_bodies import relay_error, reply
 from ...storage.redis.retry import write_refusal
 
 log = structlog.get_logger(__name__)
@@ -63,8 +56,7 @@ def install(app: FastAPI, *, retry_after_seconds: int) -> None:
 def error_response(request: Request, error: Exception, retry_after_seconds: int) -> Response:
     """What a request is answered whose handler raised `error`."""
     status = error.status_code if isinstance(error, HTTPException) else None
-    made = _relay_error(request, error)
-    response = reply(made, retry_after_seconds=retry_after_seconds, status=status)
+    response = reply(_relay_error(request, error), retry_after_seconds=retry_after_seconds, status=status)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response
@@ -73,8 +65,6 @@ def error_response(request: Request, error: Exception, retry_after_seconds: int)
 def _relay_error(request: Request, error: Exception) -> RelayError:
     path = request.url.path
     match error:
-        case RelayError():
-            return error
         case RedisError():
             log.error("redis_error", path=path, error=str(error))
             if refusal := write_refusal(error):
@@ -83,11 +73,4 @@ def _relay_error(request: Request, error: Exception) -> RelayError:
         case RequestValidationError():
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return MalformedRequest(found, hint="See /docs")
-        case HTTPException(status_code=404):
-            return NotFound(f"there is no {path}", hint="See /docs")
-        case HTTPException():
-            return RequestError(str(error.detail), hint="See /docs")
-        case ClientDisconnect():  # nobody gets this answer; the metrics count it
-            return MalformedRequest("the client disconnected before its body had arrived")
-    log.error("request_broke", path=path, exc_info=error)
-    return ServiceError(f"the service failed with {type(error).__name__}", hint="Its log says more")
+    return relay_error(error, path, hint="See /docs")
