@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import structlog
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
-from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,8 +27,6 @@ from ..parts.worker_pool import worker_pool
 from .listening import listen, say, url_of
 
 log = structlog.get_logger(__name__)
-
-_READY_SECONDS = 2.0
 
 
 def serve(settings: ServiceSettings) -> None:
@@ -68,12 +65,10 @@ async def _livez(request: Request) -> Response:
 async def _readyz(request: Request) -> Response:
     """Whether compiles can begin: Redis answers, and Ray has started. Texts of errors are in the log."""
     dispatcher: DispatcherParts = request.app.state.dispatcher
-    parts = {"redis": "ok", "workers": "ok"}
-    try:
-        async with asyncio.timeout(_READY_SECONDS):
-            await dispatcher.shared.redis.ping()
-    except (RedisError, TimeoutError):
-        parts["redis"] = "cannot be reached"
+    parts = {
+        "redis": "cannot be reached" if await dispatcher.shared.redis_problem() else "ok",
+        "workers": "ok",
+    }
     if dispatcher.shared.stopping:
         parts["workers"] = "stopping"
     elif not dispatcher.pool_started or dispatcher.pool_error:

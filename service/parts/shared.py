@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 import structlog
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from ...compiler import VERSION, install_hint
@@ -49,14 +50,14 @@ from ..storage.blobs import BlobStore, open_store
 from ..storage.byte_cache import ByteCache
 from ..storage.installation import Installation
 from ..storage.outages import StoreOutages
-from ..storage.redis.connections import connect, connect_replicas
+from ..storage.redis.connections import RedisClient, connect, connect_replicas
 from ..storage.redis.keys import DEFAULT_NAMESPACE, Keys
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.scripts import Scripts
 
 _LOAD_SECONDS = 1.0
 """How old the load may be that a scrape shows."""
-_SCRAPE_SECONDS = 2.0
+_SCRAPE_SECONDS = _READY_SECONDS = 2.0
 _KNOWN_SECONDS = 5.0
 """A namespace that existed is not asked for again for so long."""
 _STATES = ("idle", "busy", "starting", "dead")
@@ -112,6 +113,15 @@ class SharedParts:
         )
         self.pending = PendingCompiles(self.redis, self.keys, most=settings.max_queued)
         self._load: Recent[Load] = Recent(_LOAD_SECONDS)
+
+    async def redis_problem(self, client: RedisClient | Redis | None = None) -> str:
+        """Why Redis does not answer, or ''. client: default that of the primary."""
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                await (client or self.redis).ping()
+        except (RedisError, TimeoutError, OSError) as error:
+            return str(error) or "no answer"
+        return ""
 
     async def render_metrics(self, counters: Mapping[str, Counters] | None) -> bytes:
         """What Prometheus reads; without the installation's load while Redis cannot be asked."""

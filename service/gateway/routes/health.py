@@ -60,7 +60,8 @@ async def readyz(request: Request, gateway: Gateway, workers: bool = True) -> Re
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
     parts = await ready_parts(gateway, details=gateway.tokens.is_owner(token))
     needless = set() if workers else {"workers"}
-    if not workers and parts["redis"] != "ok" and await _replica_answers(gateway):
+    replicas = None if workers or parts["redis"] == "ok" else gateway.replicas
+    if replicas is not None and not await gateway.redis_problem(replicas):
         needless.add("redis")
     ready = all(state == "ok" or name in needless for name, state in parts.items())
     ready = ready and not gateway.stopping
@@ -98,7 +99,10 @@ async def metrics(request: Request, gateway: Gateway) -> Response:
 async def ready_parts(gateway: GatewayParts, *, details: bool) -> dict[str, str]:
     """Each part that a compile needs, with "ok" or its problem. details: with the errors of Redis and Ray, which name
     addresses and paths."""
-    parts = {"redis": await _redis(gateway, details), "workers": await _workers(gateway, details)}
+    problem = await gateway.redis_problem()
+    if problem:
+        problem = f"cannot be reached: {problem}" if details else "cannot be reached"
+    parts = {"redis": problem or "ok", "workers": await _workers(gateway, details)}
     with suppress(RedisError, Unavailable):
         if problem := await gateway.installation.problem():
             parts["store"] = problem
@@ -118,26 +122,6 @@ async def _check(request: Request, gateway: GatewayParts, token: str) -> None:
             f"the token of {grant.name!r} is for namespace {grant.namespace} alone",
             hint="Send no token, or one for all namespaces",
         )
-
-
-async def _redis(gateway: GatewayParts, details: bool) -> str:
-    try:
-        async with asyncio.timeout(_READY_SECONDS):
-            await gateway.redis.ping()
-    except (RedisError, TimeoutError) as error:
-        return f"cannot be reached: {error or 'no answer'}" if details else "cannot be reached"
-    return "ok"
-
-
-async def _replica_answers(gateway: GatewayParts) -> bool:
-    if gateway.replicas is None:
-        return False
-    try:
-        async with asyncio.timeout(_READY_SECONDS):
-            await gateway.replicas.ping()
-    except (RedisError, TimeoutError, OSError):
-        return False
-    return True
 
 
 async def _workers(gateway: GatewayParts, details: bool) -> str:
