@@ -18,7 +18,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from ...compiler.errors import NotFound, RelayError, Unavailable
-from ..base.async_tasks import end
+from ..base.async_tasks import end, is_set_within
 from ..storage.redis.notifications import Notifications
 from ..storage.redis.retry import redis_errors_logged
 from .records import DurableJobs
@@ -154,8 +154,6 @@ class JobController:
                 except RedisError as error:
                     log.warning(f"{self._jobs.kind}_lease_not_renewed", job=run.id, error=str(error))
                 notified.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._lease_seconds / 3):
-                        await notified.wait()
-                        # the job's own events cause notifications too
-                        await asyncio.sleep(min(_MOST_PAUSE_SECONDS, self._lease_seconds / 30))
+                if await is_set_within(notified, self._lease_seconds / 3):
+                    # the job's own events cause notifications too
+                    await asyncio.sleep(min(_MOST_PAUSE_SECONDS, self._lease_seconds / 30))

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..gateway.server import GatewayServer, create_server
 from ..storage.redis.keys import DEFAULT_NAMESPACE
 from . import state_folder
 from .listening import listen, say, url_of
+from .supervisor import run_and_exit
 
 log = structlog.get_logger(__name__)
 
@@ -172,19 +172,9 @@ def _keep_processes(count: int, run: Callable[[int], None]) -> None:
 
 def _start(run: Callable[[int], None], n: int) -> int:
     parent = os.getpid()
-    process = os.fork()
-    if process:
+    if process := os.fork():
         return process
-    status = 1
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        die_with_parent(parent, signal.SIGTERM)
-        run(n)
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent(parent, signal.SIGTERM)
+    run_and_exit(lambda: run(n))

@@ -57,7 +57,7 @@ def run_supervised(service: Callable[[], None], *, longest_pause: float = 0.0) -
                 signal.signal(number, handlers[number])
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             die_with_parent(supervisor, signal.SIGTERM)
-            _run_and_exit(service)
+            run_and_exit(service)
         for number in _SIGNALS:
             signal.signal(number, pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -80,7 +80,8 @@ def run_supervised(service: Callable[[], None], *, longest_pause: float = 0.0) -
                 return status
 
 
-def _run_and_exit(service: Callable[[], None]) -> NoReturn:
+def run_and_exit(service: Callable[[], None]) -> NoReturn:
+    """Run `service`, in a process that was just forked, and end with its exit status."""
     status = 1
     try:
         service()
