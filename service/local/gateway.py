@@ -172,9 +172,10 @@ def _keep_processes(count: int, run: Callable[[int], None]) -> None:
 
 def _start(run: Callable[[int], None], n: int) -> int:
     parent = os.getpid()
-    if process := os.fork():
-        return process
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    die_with_parent(parent, signal.SIGTERM)
-    run_and_exit(lambda: run(n))
+    process = os.fork()
+    if process == 0:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        die_with_parent(parent, signal.SIGTERM)
+        run_and_exit(lambda: run(n))
+    return process
