@@ -99,7 +99,7 @@ class SlotOrder(Struct, frozen=True):
 
 
 class PoolSettings(Struct, frozen=True, kw_only=True):
-    """The pool of slots on a Ray cluster."""
+    """The pool of slots on a Ray cluster. The service's settings of the same names say more of each."""
 
     ray_address: str | None = None
     """host:port of a running cluster; None starts one on loopback that ends with this process."""
@@ -112,21 +112,14 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     cpu_slots: int = 1
     """CPU slots of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
     gpu_slots_per_gpu: int = 1
-    """0 leaves GPUs alone."""
     toolchains: tuple[str, ...] = ()
-    """Pythons of other environments, absolute paths on the nodes; each slot of a node is there once more for each."""
     memory_limit_bytes: int = JobLimits().memory_bytes
     request_limits: codec.Limits = codec.Limits()
     kernels_dir: str | None = None
-    """On each worker node: where its slots store built C++ libraries; None: nowhere."""
     kernels_bytes: int = libraries.DEFAULT_LIMIT
     isolation: IsolationSetting = "auto"
     object_store_bytes: int = 256 << 20
     autoscale_idle_seconds: float = 0.0
-    """An autoscaler adds nodes for compiles that wait; nodes without work give their actors back after so long, and it
-    removes them. 0: there is none."""
     autoscale_cpu_slots: int = 0
-    """CPU slots of the whole cluster, once the autoscaler has added all nodes that it may."""
     autoscale_gpus: int = 0
-    """GPUs of the whole cluster then."""
     engine: str = ENGINE
