@@ -82,11 +82,8 @@ class FetchResult(Struct, frozen=True, kw_only=True):
     fetch_seconds: float
 
 
-class Readiness(Struct, frozen=True, kw_only=True):
-    """Answer of /readyz. body: the gateway's report on Redis and workers."""
-
-    ready: bool
-    body: dict[str, Any]
+class _Readiness(Struct):
+    parts: dict[str, str] = {}
 
 
 class _ProgressEvent(Struct):
@@ -346,14 +343,13 @@ class GatewayClient(HttpApi):
         """The entry nearest to a request that missed. Raises NotFound if the service does not know it."""
         return self._call("GET", f"/v1/explain/{key}", MissExplanation)
 
-    def ready(self) -> Readiness:
-        """Whether a compile would be accepted now. Raises GatewayUnreachable if the gateway does not answer."""
+    def parts(self) -> dict[str, str]:
+        """The state of Redis and of the workers, whatever it is. Raises GatewayUnreachable."""
         answer = self._connection.exchange("GET", "/readyz", Deadline(QUICK_SECONDS))
         try:
-            body = decoding.from_json(answer.body, type=dict[str, Any])
+            return decoding.from_json(answer.body, type=_Readiness).parts
         except msgspec.MsgspecError:
-            body = {}
-        return Readiness(ready=answer.status == 200, body=body)
+            return {}
 
     def report(self, reason: str) -> None:
         """Count at the service that this client compiled a graph locally because of error code `reason`."""

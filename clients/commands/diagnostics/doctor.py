@@ -211,8 +211,7 @@ def _isolation(gateway: GatewayClient, settings: ClientSettings) -> str:
 
 def _part(gateway: GatewayClient, name: str, advice: str) -> str:
     """A part's state in the answer of /readyz."""
-    parts = gateway.ready().body.get("parts", {})
-    state = str(parts.get(name, "the gateway does not say"))
+    state = gateway.parts().get(name, "the gateway does not say")
     if state != "ok":
         raise Unavailable(f"{name}: {state}", hint=advice)
     return state
