@@ -17,8 +17,6 @@ from ...compiler import decoding, install_hint
 from ...compiler.errors import RequestError, SettingsError
 from ..atomic_file import file_errors
 
-BYTES = 1 << 20
-"""The most bytes of a file."""
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _UNSET = ("", "null", "~")
 """A field with one of these texts has its default."""
@@ -51,8 +49,6 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         from ruamel.yaml.error import YAMLError
     except ImportError:
         raise SettingsError("a job's file needs ruamel.yaml", hint=install_hint("cli")) from None
-    if len(data) > BYTES:
-        raise wrong(f"{name} has {len(data)} bytes, limit {BYTES}", hint="Split the job")
     lines: dict[YamlPath, int] = {}
 
     def fail(mark: Any, message: str) -> NoReturn:
