@@ -340,10 +340,11 @@ class StoreAgreement:
 
     def _decision(self, key: str) -> Decision | None:
         found = self._store.get(f"{key}/decision")
-        return None if found is None else _read(found)
+        return None if found is None else _decoded(found, Decision)
 
     def _decide(self, key: str, decision: Decision) -> Decision:
-        return _read(self._store.put_first(f"{key}/decision", msgspec.json.encode(decision)))
+        decided = self._store.put_first(f"{key}/decision", msgspec.json.encode(decision))
+        return _decoded(decided, Decision)
 
 
 def refusal(error: RelayError) -> Decision:
@@ -352,10 +353,6 @@ def refusal(error: RelayError) -> Decision:
 
 def _chunk(key: str, generation: int, index: int) -> str:
     return f"{key}/bytes/{generation}/{index}"
-
-
-def _read(data: bytes) -> Decision:
-    return _decoded(data, Decision)
 
 
 def _decoded(data: bytes, kind: type[T]) -> T:

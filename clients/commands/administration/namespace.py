@@ -56,15 +56,12 @@ def set_quota(
     ] = "",
 ) -> None:
     """Set a quota; 0 is no limit, `default` what the service's settings say. Creates the namespace if needed."""
-    quota: dict[str, float | None] = {}
-    if compiles:
-        quota["compiles"] = _number("--compiles", compiles, r"([0-9]{1,15})()")
-    if compile_seconds:
-        quota["compile_seconds"] = _number(
-            "--compile-seconds", compile_seconds, r"([0-9]{1,15}(?:\.[0-9]+)?)()"
-        )
-    if bytes:
-        quota["bytes"] = _number("--bytes", bytes, r"([0-9]{1,12})([KMGT]?)")
+    given = {
+        "compiles": (compiles, r"([0-9]{1,15})()"),
+        "compile_seconds": (compile_seconds, r"([0-9]{1,15}(?:\.[0-9]+)?)()"),
+        "bytes": (bytes, r"([0-9]{1,12})([KMGT]?)"),
+    }
+    quota = {name: _number(name, text, pattern) for name, (text, pattern) in given.items() if text}
     with output.connect(AdminClient) as administration:
         found = administration.set_quota(_checked(name), quota)
     output.print_table(_HEADINGS, [_row(found)])
@@ -101,12 +98,12 @@ def _checked(name: str) -> str:
     return output.checked_namespace(name)
 
 
-def _number(option: str, text: str, pattern: str) -> float | None:
+def _number(name: str, text: str, pattern: str) -> float | None:
     if text == "default":
         return None
     found = re.fullmatch(pattern, text)
     if found is None:
-        raise SettingsError(f"{option} is {text!r}"[:80], hint=_ALLOWED)
+        raise SettingsError(f"--{name.replace('_', '-')} is {text!r}"[:80], hint=_ALLOWED)
     return float(found[1]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from ....compiler.api.compiles import MissExplanation, NearestEntry
+from ....compiler.api.compiles import MissExplanation
 from ....compiler.errors import ClientError, NotFound, RelayError
 from ...gateway.compile_client import GatewayClient
 from ...reports.run_report import GraphRecord, LastRun, last_run
@@ -170,16 +170,10 @@ def _lines(miss: KeyExplanation) -> list[str]:
     if nearest is None:
         return [f"{name}: there was no entry to compare with{offered}"]
     entries = "the only entry" if compared == 1 else f"the nearest of {compared} entries"
-    return [f"{name}: {entries} was {_entry(nearest)}{offered}", *_differences(nearest)]
-
-
-def _entry(nearest: NearestEntry) -> str:
-    return f"{nearest.key[:_SHOWN_DIGITS]}, compiled {_ago(nearest.created)} in {nearest.seconds:.1f} s"
-
-
-def _differences(nearest: NearestEntry) -> list[str]:
-    texts = [f"  {difference.text}" for difference in nearest.differences]
-    return texts or ["  what is recorded of the two is equal"]
+    entry = f"{nearest.key[:_SHOWN_DIGITS]}, compiled {_ago(nearest.created)} in {nearest.seconds:.1f} s"
+    differences = [difference.text for difference in nearest.differences]
+    differences = differences or ["what is recorded of the two is equal"]
+    return [f"{name}: {entries} was {entry}{offered}", *(f"  {text}" for text in differences)]
 
 
 def _ago(moment: float) -> str:

@@ -142,7 +142,7 @@ def write_report(
     """Write an HTML page about a tuning job or lock file: gains, rooflines, candidates, slowdowns."""
     old = None if lock is None else tuning_lock.load(lock)
     against = "" if lock is None else lock.name
-    report = _report(job, old, against, output.checked_namespace(namespace))
+    report = _report(job, old, against, namespace)
     write_files(directory, {PAGE: page.page(report).encode()})
     slower = sum(change.kind == "slower" for change in report.changes or [])
     compared = f", {slower} slower than in {against}" if report.changes is not None else ""
@@ -228,7 +228,7 @@ def _report(job: str, old: list[TuningEntry] | None, against: str, namespace: st
     if path.is_file() or path.suffix or len(path.parts) > 1:
         entries = tuning_lock.load(path)
         return summary.report(path.name, summary.of_lock(entries), old=old, against=against)
-    with TuningJobsClient(load_settings(), namespace=namespace) as client:
+    with output.connect(TuningJobsClient, namespace) as client:
         found = client.job(client.find(job).id)
         results = list(client.results(found.job.id))
     return summary.report(
