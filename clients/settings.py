@@ -44,36 +44,14 @@ _RAW_KEY_BYTES = 32
 _NAMESPACE_LENGTH = 128
 _PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PREFIX = "TORCHRELAY_"
-_OF_OTHERS = frozenset(
-    f"{_PREFIX}{name}"
-    for name in (
-        *("SLOT", "TEST_FORMS", "TEST_KILLS", "TEST_TOOLCHAIN"),
-        *("TRAIN_CAPTURE", "TRAIN_CHANNEL", "TRAIN_CHECKPOINTS", "TRAIN_JOB", "TRAIN_MEETING", "TRAIN_SPEC"),
-        # docker-compose.yml's
-        *(
-            "BIND",
-            "CPU_SLOTS",
-            "EDGE_BIND",
-            "GATEWAY_MEMORY",
-            "GATEWAY_PROCESSES",
-            "ISOLATION",
-            "OWNER_TOKEN",
-            "PYTHON",
-            "RAY_TOKEN",
-        ),
-        *(
-            "REDIS_BACKUP_PASSWORD",
-            "REDIS_MAXMEMORY",
-            "REDIS_PASSWORD",
-            "SIGNER_ADMIN_TOKEN",
-            "SIGNER_TOKEN",
-            "TORCH",
-            "TORCH_INDEX",
-            "TRAINING",
-        ),
-    )
+_OF_OTHERS = (
+    "SLOT TEST_FORMS TEST_KILLS TEST_TOOLCHAIN "
+    "TRAIN_CAPTURE TRAIN_CHANNEL TRAIN_CHECKPOINTS TRAIN_JOB TRAIN_MEETING TRAIN_SPEC "
+    # docker-compose.yml's
+    "BIND CPU_SLOTS EDGE_BIND GATEWAY_MEMORY GATEWAY_PROCESSES ISOLATION OWNER_TOKEN PYTHON RAY_TOKEN "
+    "REDIS_BACKUP_PASSWORD REDIS_MAXMEMORY REDIS_PASSWORD SIGNER_ADMIN_TOKEN SIGNER_TOKEN TORCH TORCH_INDEX TRAINING"
 )
-"""Variables that other parts of the project read."""
+"""Variables that other parts of the project read, without the prefix."""
 _TOKENS = frozenset({"token", "token_file"})
 """Settings of which one is used."""
 
@@ -414,7 +392,7 @@ def _parse(name: str, value: Any, origin: str) -> Any:
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
-    known = {f"{_PREFIX}{name.upper()}" for name in _PARSERS} | _OF_OTHERS
+    known = {f"{_PREFIX}{name.upper()}" for name in (*_PARSERS, *_OF_OTHERS.split())}
     ours = {name for name in environ if name.upper().startswith(_PREFIX)}
     others = {name for name in ours - known if not name.upper().startswith(f"{_PREFIX}SERVICE_")}
     if not others:
