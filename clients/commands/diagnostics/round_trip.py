@@ -1,9 +1,9 @@
 """One small graph through the service and back, forward and backward.
 
 `torchrelay doctor` runs this in a process of its own (`python -m torchrelay.clients.commands.diagnostics.round_trip`),
-with TORCHRELAY_MODE=require, TORCHRELAY_CHECK=1 and an empty cache. Prints one line of JSON: how it was served, the
-largest difference from eager, seconds, whether its first call was checked. A typed error prints as {"error": ...}
-instead, and the exit status is 1.
+with TORCHRELAY_MODE=require, TORCHRELAY_CHECK=1 (so the first call is compared with eager) and an empty cache. Prints
+one line of JSON: how it was served, seconds, whether its first call was compared. A typed error prints as
+{"error": ...} instead, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -36,20 +36,11 @@ def _round_trip() -> dict[str, Any]:
     def loss(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(rows @ weight).square().mean()
 
-    expected = loss(rows, weight)
-    (expected_grad,) = torch.autograd.grad(expected, weight)
     compiled = torch.compile(loss, backend="torchrelay", fullgraph=True)
-    answer = compiled(rows, weight)
-    (found_grad,) = torch.autograd.grad(answer, weight)
-    error = max((answer - expected).abs().max().item(), (found_grad - expected_grad).abs().max().item())
+    torch.autograd.grad(compiled(rows, weight), weight)
     seconds = time.perf_counter() - start
     found = report()
-    return {
-        "outcome": found.graphs[-1].outcome,
-        "max_abs_error": error,
-        "seconds": seconds,
-        "checked": found.checked,
-    }
+    return {"outcome": found.graphs[-1].outcome, "seconds": seconds, "checked": found.checked}
 
 
 if __name__ == "__main__":
