@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ...compiler.errors import (
-    ArtifactError,
-    CannotLoad,
-    GatewayUnreachable,
-    SignatureError,
-    SizesDiffer,
-    ToolchainMismatch,
-)
+from ...compiler import errors
 from ...compiler.graph.capture import CapturedGraph
 from ...compiler.request import codec
 from ...compiler.request.key import key_of
@@ -35,7 +28,7 @@ from .disk_cache import DiskCache
 from .prefetch import Prefetch
 from .verification import VerifiedArtifact, Verifier
 
-_UNUSABLE = (ArtifactError, SignatureError, ToolchainMismatch)
+_UNUSABLE = (errors.ArtifactError, errors.SignatureError, errors.ToolchainMismatch)
 
 
 class ArtifactRequest(Struct, frozen=True):
@@ -101,12 +94,15 @@ class LocalSource:
             try:
                 if (found := source(wanted)) is not None:
                     return use(found)
-            except (CannotLoad, SizesDiffer):  # the service has the same one: do not download it again
+            except (
+                errors.CannotLoad,
+                errors.SizesDiffer,
+            ):  # the service has the same one: do not download it again
                 raise
             except _UNUSABLE:
                 self.disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
         if not self.settings.url:
-            raise GatewayUnreachable("no gateway is configured")
+            raise errors.GatewayUnreachable("no gateway is configured")
         return None
 
     def _prefetched(self, wanted: ArtifactRequest) -> VerifiedArtifact | None:
@@ -143,7 +139,7 @@ class LocalSource:
             self.report.add_seconds("fetch", answer.fetch_seconds, about=about)
         try:
             opened = self.verifier.answers(answer.data, wanted.key, wanted.captured.request)
-        except CannotLoad:  # the service has the same one: do not download it at each start
+        except errors.CannotLoad:  # the service has the same one: do not download it at each start
             self.disk.put(wanted.key, answer.data)
             raise
         self.disk.put(wanted.key, answer.data)
@@ -154,7 +150,7 @@ class LocalSource:
         try:
             with self.report.timed("load"):
                 compiled = load.load(fetched.opened, wanted.captured, self.settings.cache_dir)
-        except (CannotLoad, SizesDiffer):
+        except (errors.CannotLoad, errors.SizesDiffer):
             raise
         except _UNUSABLE:
             self.disk.remove(wanted.key)

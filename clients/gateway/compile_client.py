@@ -18,7 +18,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding
+from ...compiler import decoding, errors
 from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
 from ...compiler.api.sign_in import SignInReply
@@ -26,19 +26,6 @@ from ...compiler.api.trace_context import TRACE_HEADER, TraceContext, new_trace
 from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
-from ...compiler.errors import (
-    CompileFailed,
-    CompileKilled,
-    CompileTimeout,
-    GatewayUnreachable,
-    NotCached,
-    NotFound,
-    Overloaded,
-    SchemaMismatch,
-    ServiceError,
-    Unavailable,
-    VerifyFailed,
-)
 from ...compiler.request import codec
 from .connection import (
     JSON_BYTES,
@@ -58,7 +45,7 @@ from .event_stream import EventStream
 _AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
 _UPLOAD_SECONDS = 60.0
-_OF_THE_REQUEST = (CompileFailed, CompileKilled, CompileTimeout, VerifyFailed)
+_OF_THE_REQUEST = (errors.CompileFailed, errors.CompileKilled, errors.CompileTimeout, errors.VerifyFailed)
 """Failures that a service remembers for requests with the same example sizes. The key is without these."""
 _RECONNECT_SECONDS = 10.0
 """The longest time without an answer before the gateway counts as gone."""
@@ -120,7 +107,11 @@ class CompileWait:
             if end is not None and end.stage == "done":
                 return
             if end is not None:
-                raise rebuild(end.error) if end.error else ServiceError(end.detail or "the compile failed")
+                raise (
+                    rebuild(end.error)
+                    if end.error
+                    else errors.ServiceError(end.detail or "the compile failed")
+                )
             attempt = attempt + 1 if self._stream.last_id == before else 0
             self._clock.sleep(backoff(attempt))
 
@@ -134,14 +125,14 @@ class CompileWait:
             self._clock.remaining()
             if self._silent():
                 raise self._connection.unreachable(error, self._clock) from error
-        except (Overloaded, Unavailable):
+        except (errors.Overloaded, errors.Unavailable):
             if self._silent():
                 raise
         return None
 
     def _follow(self) -> _ProgressEvent | None:
         with (
-            contextlib.suppress(Overloaded),  # its token has as many streams as it may: it polls
+            contextlib.suppress(errors.Overloaded),  # its token has as many streams as it may: it polls
             contextlib.closing(self._stream.read()) as events,
         ):
             for event in events if self._streaming else ():
@@ -203,7 +194,7 @@ class SubmittedCompile:
     def result(self) -> FetchResult:
         """The artifact, after the end of its compile. Raises as `GatewayClient.submit` does."""
         _, key, _, clock, headers = self._arguments
-        lost: NotFound | None = None
+        lost: errors.NotFound | None = None
         for attempt in range(_SUBMISSIONS):
             if attempt:
                 self.send()
@@ -217,7 +208,7 @@ class SubmittedCompile:
                     if attempt or not self._coalesced:
                         raise
                     continue
-                except NotFound as error:
+                except errors.NotFound as error:
                     lost = error
                     clock.sleep(backoff(0))
                     continue
@@ -228,7 +219,9 @@ class SubmittedCompile:
                 wait_seconds=waited,
                 fetch_seconds=time.monotonic() - self._start - waited,
             )
-        raise ServiceError(f"the service accepted {key[:12]} and forgot it {_SUBMISSIONS} times: {lost}")
+        raise errors.ServiceError(
+            f"the service accepted {key[:12]} and forgot it {_SUBMISSIONS} times: {lost}"
+        )
 
 
 class GatewayClient(HttpApi):
@@ -258,13 +251,13 @@ class GatewayClient(HttpApi):
         headers = {**headers, "Content-Type": codec.GRAPH_MEDIA_TYPE}
         try:
             answer = self._connection.request("POST", path, clock, content=body, headers=headers, limit=limit)
-        except NotFound:
+        except errors.NotFound:
             if cache_only:
-                raise NotCached(f"{key[:12]} is not compiled yet") from None
-            raise GatewayUnreachable(f"{self._settings.url} is no torchrelay gateway") from None
+                raise errors.NotCached(f"{key[:12]} is not compiled yet") from None
+            raise errors.GatewayUnreachable(f"{self._settings.url} is no torchrelay gateway") from None
         theirs = answer.headers.get("x-torchrelay-key", key)
         if theirs != key:
-            raise SchemaMismatch(f"the gateway computed key {theirs[:12]}, this client {key[:12]}")
+            raise errors.SchemaMismatch(f"the gateway computed key {theirs[:12]}, this client {key[:12]}")
         return answer
 
     def artifact(self, key: str, *, deadline: float) -> bytes:

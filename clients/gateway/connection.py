@@ -23,22 +23,6 @@ from msgspec import Struct
 from ...compiler import VERSION, decoding, errors
 from ...compiler.api import compiles
 from ...compiler.api.protocols import CLIENTS, PROTOCOL_HEADER, number_in
-from ...compiler.errors import (
-    ArtifactError,
-    DeadlineExceeded,
-    Forbidden,
-    GatewayUnreachable,
-    LimitExceeded,
-    NotFound,
-    Overloaded,
-    ProtocolMismatch,
-    RelayError,
-    SchemaMismatch,
-    ServiceError,
-    SettingsError,
-    Unauthenticated,
-    Unavailable,
-)
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..settings import ClientSettings, CredentialsWarning
 from .sign_in.bearer import Bearer
@@ -55,15 +39,15 @@ _BLACKHOLE_SECONDS = 15.0
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 """Raised if the server has closed a connection between two requests."""
 _SERIAL_DIGITS = 15
-_BY_STATUS: Mapping[int, type[RelayError]] = {
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
-    413: LimitExceeded,
-    429: Overloaded,
-    502: Unavailable,
-    503: Unavailable,
-    504: Unavailable,
+_BY_STATUS: Mapping[int, type[errors.RelayError]] = {
+    401: errors.Unauthenticated,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    413: errors.LimitExceeded,
+    429: errors.Overloaded,
+    502: errors.Unavailable,
+    503: errors.Unavailable,
+    504: errors.Unavailable,
 }
 T = TypeVar("T")
 
@@ -79,13 +63,13 @@ class Deadline:
         """Seconds left, above 0. Raises DeadlineExceeded."""
         left = self._end - time.monotonic()
         if left <= 0:
-            raise DeadlineExceeded(f"no artifact within {self._seconds:g} s")
+            raise errors.DeadlineExceeded(f"no artifact within {self._seconds:g} s")
         return left
 
     def sleep(self, seconds: float) -> None:
         """Raises DeadlineExceeded at once if the deadline would pass meanwhile."""
         if seconds >= self.remaining():
-            raise DeadlineExceeded(f"no artifact within {self._seconds:g} s")
+            raise errors.DeadlineExceeded(f"no artifact within {self._seconds:g} s")
         time.sleep(seconds)
 
 
@@ -153,7 +137,7 @@ class Connection:
             if 200 <= answer.status < 300:
                 return answer
             error = error_of(answer.status, answer.body)
-            if attempt + 1 == _TRIES or not isinstance(error, Overloaded | Unavailable):
+            if attempt + 1 == _TRIES or not isinstance(error, errors.Overloaded | errors.Unavailable):
                 raise error
             delay = max(_retry_after(answer.headers), backoff(attempt))
             if delay >= clock.remaining():
@@ -207,14 +191,14 @@ class Connection:
         url = self._settings.url + path
         with client.stream(method, url, content=content, headers=sent, timeout=timeout) as response:
             if response.is_redirect:
-                raise GatewayUnreachable(
+                raise errors.GatewayUnreachable(
                     f"{self._settings.url} redirects elsewhere; redirects are not followed, so that the "
                     "token goes to no other host",
                     hint="Set TORCHRELAY_URL to the gateway's final address",
                 )
             if response.headers.get("content-encoding", "identity") != "identity":
                 # A proxy compresses, unasked. A small body could expand without bounds.
-                raise GatewayUnreachable(
+                raise errors.GatewayUnreachable(
                     f"something before {self._settings.url} compresses its answers",
                     hint="Have the proxy pass them on as they are",
                 )
@@ -229,14 +213,14 @@ class Connection:
         try:
             number = number_in(header)
         except ValueError as error:
-            raise ProtocolMismatch(f"{self._settings.url} answered {error}") from None
+            raise errors.ProtocolMismatch(f"{self._settings.url} answered {error}") from None
         CLIENTS.check(number, own="this client", other=f"the gateway at {self._settings.url}")
 
     def _connected(self) -> httpx2.Client:
         if not self._settings.url:
-            raise GatewayUnreachable("no gateway is known")
+            raise errors.GatewayUnreachable("no gateway is known")
         if time.monotonic() < self._dead_until:
-            raise GatewayUnreachable(f"{self._settings.url} did not answer a moment ago")
+            raise errors.GatewayUnreachable(f"{self._settings.url} did not answer a moment ago")
         with self._lock:
             # A forked child must not use its parent's sockets, nor close them.
             if self._client is None or self._owner != os.getpid():
@@ -269,30 +253,30 @@ class Connection:
         try:
             return ssl.create_default_context(cafile=str(file))
         except OSError as error:
-            raise SettingsError(
+            raise errors.SettingsError(
                 f"the certificates in {file} cannot be read: {error.strerror or error}",
                 hint="Correct TORCHRELAY_CA_FILE: certificates in PEM",
             ) from None
 
-    def unreachable(self, error: httpx2.TransportError, clock: Deadline) -> GatewayUnreachable:
+    def unreachable(self, error: httpx2.TransportError, clock: Deadline) -> errors.GatewayUnreachable:
         """The typed error for a transport's failure. Raises DeadlineExceeded if the deadline has passed."""
         clock.remaining()
         if isinstance(error, httpx2.ConnectTimeout):
             self._dead_until = time.monotonic() + _BLACKHOLE_SECONDS
         reason = str(error) or type(error).__name__
-        return GatewayUnreachable(f"{self._settings.url} cannot be reached: {reason}")
+        return errors.GatewayUnreachable(f"{self._settings.url} cannot be reached: {reason}")
 
 
-def error_of(status: int, body: bytes) -> RelayError:
+def error_of(status: int, body: bytes) -> errors.RelayError:
     """The typed error of a response that is not 2xx; by its status, if the body is not the gateway's."""
     try:
         return rebuild(decoding.from_json(body, type=_ErrorResponse).error)
     except msgspec.MsgspecError:
-        kind = _BY_STATUS.get(status, ServiceError)
+        kind = _BY_STATUS.get(status, errors.ServiceError)
         return kind(f"the gateway answered HTTP {status}")
 
 
-def rebuild(error: compiles.ErrorBody) -> RelayError:
+def rebuild(error: compiles.ErrorBody) -> errors.RelayError:
     return errors.from_code(error.code, error.message, error.hint)
 
 
@@ -303,7 +287,7 @@ def read_body(response: httpx2.Response, limit: int, clock: Deadline) -> bytes:
     for part in response.iter_bytes():
         size += len(part)
         if size > limit:
-            raise ArtifactError(
+            raise errors.ArtifactError(
                 f"the gateway's answer has more than {limit} bytes",
                 hint="Raise TORCHRELAY_MAX_RESPONSE_BYTES",
             )
@@ -316,7 +300,7 @@ def decode(body: bytes, type: type[T]) -> T:
     try:
         return decoding.from_json(body, type=type)
     except msgspec.MsgspecError as error:
-        raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
+        raise errors.SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

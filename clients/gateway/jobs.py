@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from ...compiler import decoding
+from ...compiler import decoding, errors
 from ...compiler.api.training.events import (
     AFTER_HEADER,
     LogLines,
@@ -41,14 +41,6 @@ from ...compiler.api.tuning.jobs import (
     TuneResultsReply,
     TunesReply,
     TuneState,
-)
-from ...compiler.errors import (
-    GatewayUnreachable,
-    NotFound,
-    Overloaded,
-    RelayError,
-    SchemaMismatch,
-    Unavailable,
 )
 from ...compiler.request import codec
 from .connection import SLOW_SECONDS, Deadline, HttpApi, backoff, decode, with_query
@@ -106,9 +98,9 @@ class JobsClient(HttpApi, ABC, Generic[Request, Job, Event]):
         if len(begun) == 1:
             return begun[0]
         if begun:
-            raise NotFound(f"{text} begins the ids of {len(begun)} jobs", hint="Give more digits")
+            raise errors.NotFound(f"{text} begins the ids of {len(begun)} jobs", hint="Give more digits")
         kind = "training" if self.command == "train" else "batch"
-        raise NotFound(
+        raise errors.NotFound(
             f"there is no {kind} job {text[:80]}", hint=f"`torchrelay {self.command} ls` lists them"
         )
 
@@ -121,7 +113,7 @@ class JobsClient(HttpApi, ABC, Generic[Request, Job, Event]):
         return self._call("POST", f"{self._path}/{job}/resume", self._job, seconds=SLOW_SECONDS)
 
     def follow(
-        self, job: str, *, after: int = 0, on_trouble: Callable[[RelayError], None] | None = None
+        self, job: str, *, after: int = 0, on_trouble: Callable[[errors.RelayError], None] | None = None
     ) -> Iterator[Event]:
         """A job's events after number `after`, to its end. A stream that breaks is resumed, and on_trouble is called
         with the reason. Raises NotFound; GatewayUnreachable after two minutes without a gateway."""
@@ -131,7 +123,7 @@ class JobsClient(HttpApi, ABC, Generic[Request, Job, Event]):
         attempt = 0
         while True:
             before = stream.last_read
-            trouble: RelayError | None = None
+            trouble: errors.RelayError | None = None
             try:
                 for event in stream.read():
                     decoded = self._decode_event(event)
@@ -141,7 +133,7 @@ class JobsClient(HttpApi, ABC, Generic[Request, Job, Event]):
                     return
             except httpx2.TransportError as error:
                 trouble = self._connection.unreachable(error, clock)
-            except (GatewayUnreachable, Overloaded, Unavailable) as error:
+            except (errors.GatewayUnreachable, errors.Overloaded, errors.Unavailable) as error:
                 trouble = error
             if stream.last_read != before:
                 attempt = 0
@@ -282,7 +274,7 @@ def _decode_events(data: bytes) -> list[NumberedEvent]:
     try:
         return read_events(data, decoding.from_json)
     except msgspec.MsgspecError as error:
-        raise SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
+        raise errors.SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
 
 
 _TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(TrainEvent))

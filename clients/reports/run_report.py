@@ -25,15 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ...compiler import decoding
-from ...compiler.errors import (
-    ArtifactError,
-    ClientError,
-    RelayError,
-    ResultsDiffer,
-    SignatureError,
-    Unsupported,
-)
+from ...compiler import decoding, errors
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically, write_whole
 from ..settings import LauncherInfo
@@ -258,7 +250,7 @@ class RunReport:
         self._append(GraphRecord(key=key, outcome=outcome, seconds=seconds, nodes=nodes), began)
 
     def fallback(
-        self, error: RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0
+        self, error: errors.RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0
     ) -> GraphRecord:
         """Counts a graph that is compiled locally because of `error`, and warns if its code or its operator is new."""
         record = GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
@@ -267,7 +259,7 @@ class RunReport:
         self.warn_once(error)
         return record
 
-    def runs_eagerly(self, fallback: GraphRecord, error: RelayError) -> None:
+    def runs_eagerly(self, fallback: GraphRecord, error: errors.RelayError) -> None:
         """Counts a graph that fell back, and that Inductor could not compile here because of `error`: it runs as it is.
         Warns the first time."""
         with self._lock:
@@ -277,13 +269,13 @@ class RunReport:
                     self._graphs[position] = msgspec.structs.replace(fallback, outcome="eager")
         self.warn_once(error, "not compiled, a graph runs eagerly")
 
-    def _count_refused(self, error: RelayError) -> None:
-        if isinstance(error, Unsupported) and error.operator:
+    def _count_refused(self, error: errors.RelayError) -> None:
+        if isinstance(error, errors.Unsupported) and error.operator:
             with self._lock:
                 known = self._refused.get(error.operator, RefusedOperator(error.operator, error.line, 0))
                 self._refused[error.operator] = msgspec.structs.replace(known, graphs=known.graphs + 1)
 
-    def raised(self, error: RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
+    def raised(self, error: errors.RelayError, *, seconds: float = 0.0, nodes: int = 0) -> None:
         """Lists a graph whose error is raised; it counts as neither served nor compiled."""
         self._count_refused(error)
         self._append(
@@ -307,13 +299,13 @@ class RunReport:
         with self._lock:
             self._counts[what] += 1
 
-    def alone(self, error: RelayError) -> None:
+    def alone(self, error: errors.RelayError) -> None:
         """Counts a graph on which this process decides without the other processes of its job."""
         with self._lock:
             self._alone[error.code] += 1
         self.complain_once(f"decided without the job: {error}", about=f"alone {error.code}")
 
-    def autotune_failed(self, error: RelayError) -> None:
+    def autotune_failed(self, error: errors.RelayError) -> None:
         """Counts a winner that could not be fetched or sent. No filter can make an exception of what is logged, in the
         launch of a kernel."""
         with self._lock:
@@ -352,7 +344,7 @@ class RunReport:
     def not_used(self, what: str, error: Exception) -> None:
         """Logs that something which was fetched without being waited for is not used: the first time as a warning if it
         was damaged or forged, else at level info."""
-        if isinstance(error, ArtifactError | SignatureError):
+        if isinstance(error, errors.ArtifactError | errors.SignatureError):
             self.complain_once(f"{what} is not used: {error}", about=f"{what} {error.code}")
         else:
             _log.info("torchrelay: %s is not used: %s: %s", what, type(error).__name__, error)
@@ -364,12 +356,12 @@ class RunReport:
             self._complained.add(about)
         _log.log(logging.WARNING if first else logging.INFO, "torchrelay: %s", text)
 
-    def warn_once(self, error: RelayError, what: str = "compiled locally") -> None:
+    def warn_once(self, error: errors.RelayError, what: str = "compiled locally") -> None:
         """Warns once for each error code in a process, for each artifact that differs from eager, and for each operator
         that cannot be sent, at the user's line; later ones are logged at level info. what: became of the graph. Raises
         FallbackWarning only if a filter names it."""
-        cause = str(error) if isinstance(error, ResultsDiffer) else error.code
-        operator, line = (error.operator, error.line) if isinstance(error, Unsupported) else ("", "")
+        cause = str(error) if isinstance(error, errors.ResultsDiffer) else error.code
+        operator, line = (error.operator, error.line) if isinstance(error, errors.Unsupported) else ("", "")
         with self._lock:
             first = (cause, operator) not in self._warned
             self._warned.add((cause, operator))
@@ -508,7 +500,7 @@ def _record(path: Path) -> RunRecord | None:
     except FileNotFoundError:  # replaced meanwhile
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise ClientError(
+        raise errors.ClientError(
             f"{path} cannot be read: {error}", hint="Delete it; the next run writes a new one"
         ) from None
 

@@ -23,23 +23,9 @@ from msgspec import Struct, field
 from rich.console import Console
 from rich.text import Text
 
-from ....compiler import VERSION, decoding
+from ....compiler import VERSION, decoding, errors
 from ....compiler.api import compiles
 from ....compiler.artifact.signing import key_text
-from ....compiler.errors import (
-    ClientError,
-    CompileFailed,
-    CompileTimeout,
-    GatewayUnreachable,
-    IsolationUnavailable,
-    NoWorker,
-    RelayError,
-    SchemaMismatch,
-    SettingsError,
-    SignatureError,
-    Unavailable,
-    from_code,
-)
 from ....compiler.request import schema
 from ....compiler.request.operator_table.table import VERSIONS as TESTED
 from ...artifacts.verification import FILE, TrustStore
@@ -107,7 +93,7 @@ def run_checks() -> Iterator[CheckResult]:
     """Runs the checks in order."""
     try:
         settings = load_settings()
-    except SettingsError as error:
+    except errors.SettingsError as error:
         yield CheckResult(name="settings", status="fail", finding=error.message, advice=error.advice)
         return
     failed: set[str] = set()
@@ -127,7 +113,7 @@ def run_checks() -> Iterator[CheckResult]:
 def _result(check: _Check, gateway: GatewayClient, settings: ClientSettings) -> CheckResult:
     try:
         return CheckResult(name=check.name, status="pass", finding=check.look(gateway, settings))
-    except RelayError as error:
+    except errors.RelayError as error:
         return CheckResult(name=check.name, status="fail", finding=error.message, advice=error.advice)
 
 
@@ -138,19 +124,19 @@ def _versions(gateway: GatewayClient, settings: ClientSettings) -> str:
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise ClientError("torch is not installed", hint="Run `pip install torch`") from None
+        raise errors.ClientError("torch is not installed", hint="Run `pip install torch`") from None
     version, oldest, newest = (
         tuple(int(part) for part in text.split(".")[:2]) for text in (torch, TESTED[0], TESTED[-1])
     )
     if version < oldest:
-        raise ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {TESTED[0]}")
+        raise errors.ClientError(f"torch {torch} is not supported", hint=f"Install torch >= {TESTED[0]}")
     untested = f" (newer than {TESTED[-1]}, the newest tested)" if version > newest else ""
     return f"torchrelay {VERSION}, torch {torch}{untested}, Python {platform.python_version()}"
 
 
 def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="torchrelay"):
-        raise ClientError(
+        raise errors.ClientError(
             "torch.compile does not find the backend",
             hint="Run `pip install .` in the folder of torchrelay's source; a folder on PYTHONPATH has no entry points",
         )
@@ -159,7 +145,7 @@ def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:
 
 def _settings(gateway: GatewayClient, settings: ClientSettings) -> str:
     if settings.mode == "off":
-        raise SettingsError("mode is 'off': nothing is sent", hint="Set TORCHRELAY_MODE=remote")
+        raise errors.SettingsError("mode is 'off': nothing is sent", hint="Set TORCHRELAY_MODE=remote")
     found = f"mode {settings.mode}, deadline {settings.deadline:g} s, cache {settings.cache_dir}"
     if settings.tuning_lock is None:
         return found
@@ -168,12 +154,14 @@ def _settings(gateway: GatewayClient, settings: ClientSettings) -> str:
 
 def _gateway(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not settings.url:
-        raise GatewayUnreachable("no gateway is known")
+        raise errors.GatewayUnreachable("no gateway is known")
     info = gateway.info()
     if info.get("schema") != schema.SCHEMA:
-        raise SchemaMismatch(f"the gateway speaks schema {info.get('schema')}, this client {schema.SCHEMA}")
+        raise errors.SchemaMismatch(
+            f"the gateway speaks schema {info.get('schema')}, this client {schema.SCHEMA}"
+        )
     if (theirs := info.get("pipeline", 1)) != schema.PIPELINE:
-        raise SchemaMismatch(
+        raise errors.SchemaMismatch(
             f"the gateway's keys have revision {theirs} of the pipeline, this client's {schema.PIPELINE}"
         )
     return f"{settings.url}, version {info.get('version')}, schema {schema.SCHEMA}, token accepted"
@@ -197,7 +185,7 @@ def _isolation(gateway: GatewayClient, settings: ClientSettings) -> str:
     known = [worker for worker in gateway.workers() if worker.isolation and worker.state != "dead"]
     unconfined = [worker for worker in known if not _CONFINING & set(worker.isolation)]
     if unconfined:
-        raise IsolationUnavailable(
+        raise errors.IsolationUnavailable(
             f"compiles on {', '.join(worker.host or worker.id for worker in unconfined)} see the worker's files "
             f"(isolation: {', '.join(unconfined[0].isolation)})",
             hint="Allow user namespaces or Landlock there (docs/isolation.md)",
@@ -210,7 +198,7 @@ def _part(gateway: GatewayClient, name: str, advice: str) -> str:
     """A part's state in the answer of /readyz."""
     state = gateway.parts().get(name, "the gateway does not say")
     if state != "ok":
-        raise Unavailable(f"{name}: {state}", hint=advice)
+        raise errors.Unavailable(f"{name}: {state}", hint=advice)
     return state
 
 
@@ -227,13 +215,13 @@ def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
         if not any(worker.toolchain == own and _serves(worker.target, target) for worker in workers):
             known = [worker for worker in workers if worker.toolchain.torch]  # others still start
             offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in known})) or "none"
-            raise NoWorker(f"no worker for {_described(own, target)} (workers: {offered})")
+            raise errors.NoWorker(f"no worker for {_described(own, target)} (workers: {offered})")
     return ", ".join(_described(own, target) for target in targets)
 
 
 def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not settings.public_keys:
-        raise SignatureError(
+        raise errors.SignatureError(
             "no public key is trusted",
             hint=f"Set TORCHRELAY_PUBLIC_KEYS, or store it in {credentials_path()}",
         )
@@ -244,7 +232,7 @@ def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
     trust = store.trust()
     trusted = {key_text(key) for name, key in trust.keys.items() if name not in trust.revoked}
     if not served or not trusted.issuperset(served):
-        raise SignatureError(
+        raise errors.SignatureError(
             "the gateway serves artifacts signed with a key that is not trusted here",
             hint="Compare its public keys with its administrator, then set TORCHRELAY_PUBLIC_KEYS, or run "
             "`torchrelay login`",
@@ -268,18 +256,20 @@ def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
-            raise CompileTimeout(f"one small graph took more than {limit:g} s") from None
+            raise errors.CompileTimeout(f"one small graph took more than {limit:g} s") from None
     try:
         answer = decoding.from_json(done.stdout, type=_RoundTrip)
     except msgspec.MsgspecError:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise CompileFailed(
+        raise errors.CompileFailed(
             f"the round trip's process failed: {last[0]}", hint=f"Run {' '.join(command)}"
         ) from None
     if answer.error is not None:
-        raise from_code(answer.error.code, answer.error.message, answer.error.hint)
+        raise errors.from_code(answer.error.code, answer.error.message, answer.error.hint)
     if answer.checked != 1:
-        raise CompileFailed("one small graph could not be compared with eager", hint="Please report this")
+        raise errors.CompileFailed(
+            "one small graph could not be compared with eager", hint="Please report this"
+        )
     return f"{answer.outcome}, {answer.seconds:.1f} s, equal to eager up to rounding"
 
 
