@@ -7,22 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from ...compiler.api.admin import (
-    ArtifactReply,
-    AuditEntry,
-    AuditReply,
-    CacheEntry,
-    CacheReply,
-    CollectReply,
-    ImportReply,
-    KeysReply,
-    NamespaceRemoval,
-    NamespaceReply,
-    ReindexReply,
-    TokenRecord,
-    TokenReply,
-    TokenRequest,
-)
+from ...compiler.api import admin
 from ...compiler.api.tuning.database import TuningsImported, TuningsReply, TuningsRequest
 from ...compiler.artifact import manifest
 from ...compiler.tuning.records import TuningEntry, entry_sort_key
@@ -37,84 +22,84 @@ _TUNINGS = 200
 class AdminClient(HttpApi):
     """One gateway's administration."""
 
-    def create_token(self, request: TokenRequest) -> TokenReply:
-        return self._call("POST", "/v1/tokens", TokenReply, request)
+    def create_token(self, request: admin.TokenRequest) -> admin.TokenReply:
+        return self._call("POST", "/v1/tokens", admin.TokenReply, request)
 
-    def tokens(self) -> list[TokenRecord]:
-        return self._call("GET", "/v1/tokens", list[TokenRecord])
+    def tokens(self) -> list[admin.TokenRecord]:
+        return self._call("GET", "/v1/tokens", list[admin.TokenRecord])
 
-    def revoke_token(self, token_id: str) -> TokenRecord:
+    def revoke_token(self, token_id: str) -> admin.TokenRecord:
         """Raises NotFound."""
-        return self._call("DELETE", f"/v1/tokens/{token_id}", TokenRecord)
+        return self._call("DELETE", f"/v1/tokens/{token_id}", admin.TokenRecord)
 
-    def namespaces(self) -> list[NamespaceReply]:
+    def namespaces(self) -> list[admin.NamespaceReply]:
         """The namespaces that the token may see."""
-        return self._call("GET", "/v1/namespaces", list[NamespaceReply])
+        return self._call("GET", "/v1/namespaces", list[admin.NamespaceReply])
 
-    def namespace(self, name: str) -> NamespaceReply:
+    def namespace(self, name: str) -> admin.NamespaceReply:
         """Raises NotFound, Forbidden."""
-        return self._call("GET", f"/v1/namespaces/{name}", NamespaceReply)
+        return self._call("GET", f"/v1/namespaces/{name}", admin.NamespaceReply)
 
-    def set_quota(self, name: str, quota: dict[str, float | None]) -> NamespaceReply:
+    def set_quota(self, name: str, quota: dict[str, float | None]) -> admin.NamespaceReply:
         """Change the limits in `quota` (fields of Quota). Creates the namespace if it does not exist."""
-        return self._call("PATCH", f"/v1/namespaces/{name}", NamespaceReply, quota)
+        return self._call("PATCH", f"/v1/namespaces/{name}", admin.NamespaceReply, quota)
 
-    def remove_namespace(self, name: str) -> NamespaceRemoval:
+    def remove_namespace(self, name: str) -> admin.NamespaceRemoval:
         """Delete a part of it; to be repeated until its state is `done`. Raises NotFound, Forbidden."""
-        return self._call("DELETE", f"/v1/namespaces/{name}", NamespaceRemoval)
+        return self._call("DELETE", f"/v1/namespaces/{name}", admin.NamespaceRemoval)
 
-    def keys(self) -> KeysReply:
-        return self._call("GET", "/v1/keys", KeysReply)
+    def keys(self) -> admin.KeysReply:
+        return self._call("GET", "/v1/keys", admin.KeysReply)
 
-    def rotate_key(self, overlap_seconds: int | None) -> KeysReply:
+    def rotate_key(self, overlap_seconds: int | None) -> admin.KeysReply:
         """overlap_seconds: how long signatures of the last key stay valid; None: for ever."""
-        return self._call("POST", "/v1/keys", KeysReply, {"overlap_seconds": overlap_seconds})
+        return self._call("POST", "/v1/keys", admin.KeysReply, {"overlap_seconds": overlap_seconds})
 
-    def revoke_key(self, key_id: str) -> KeysReply:
+    def revoke_key(self, key_id: str) -> admin.KeysReply:
         """Raises NotFound; MalformedRequest if it is revoked already."""
-        return self._call("DELETE", f"/v1/keys/{key_id}", KeysReply)
+        return self._call("DELETE", f"/v1/keys/{key_id}", admin.KeysReply)
 
-    def disown(self) -> KeysReply:
+    def disown(self) -> admin.KeysReply:
         """Make all earlier signatures invalid."""
-        return self._call("POST", "/v1/keys/epoch", KeysReply)
+        return self._call("POST", "/v1/keys/epoch", admin.KeysReply)
 
-    def audit(self, limit: int) -> list[AuditEntry]:
+    def audit(self, limit: int) -> list[admin.AuditEntry]:
         """The newest `limit` entries of the audit log, newest first."""
-        found: list[AuditEntry] = []
+        found: list[admin.AuditEntry] = []
         before = ""
         while True:
             wanted = min(limit - len(found), _PAGE)
-            page = self._call("GET", f"/v1/audit?before={before}&limit={wanted}", AuditReply)
+            page = self._call("GET", f"/v1/audit?before={before}&limit={wanted}", admin.AuditReply)
             found += page.entries
             before = page.next
             if not before or len(found) >= limit:
                 return found
 
-    def cache_entries(self) -> list[CacheEntry]:
+    def cache_entries(self) -> list[admin.CacheEntry]:
         """All artifacts, the last used first."""
-        pages = self._pages(f"/v1/cache?limit={_PAGE}", CacheReply)
+        pages = self._pages(f"/v1/cache?limit={_PAGE}", admin.CacheReply)
         found = {entry.key: entry for page in pages for entry in page.entries}
         return sorted(found.values(), key=lambda entry: entry.used, reverse=True)
 
-    def cached(self, key: str) -> ArtifactReply:
+    def cached(self, key: str) -> admin.ArtifactReply:
         """Raises NotFound."""
-        return self._call("GET", f"/v1/cache/{key}", ArtifactReply)
+        return self._call("GET", f"/v1/cache/{key}", admin.ArtifactReply)
 
-    def pin(self, key: str, *, pinned: bool) -> CacheEntry:
+    def pin(self, key: str, *, pinned: bool) -> admin.CacheEntry:
         """Raises NotFound."""
-        return self._call("PUT" if pinned else "DELETE", f"/v1/cache/{key}/pin", CacheEntry)
+        return self._call("PUT" if pinned else "DELETE", f"/v1/cache/{key}/pin", admin.CacheEntry)
 
-    def remove(self, key: str) -> CacheEntry:
+    def remove(self, key: str) -> admin.CacheEntry:
         """Raises NotFound."""
-        return self._call("DELETE", f"/v1/cache/{key}", CacheEntry)
+        return self._call("DELETE", f"/v1/cache/{key}", admin.CacheEntry)
 
-    def collect(self) -> CollectReply:
+    def collect(self) -> admin.CollectReply:
         """Trim and sweep. Takes as long as listing the blob store."""
-        return self._call("POST", "/v1/cache/gc", CollectReply, seconds=_ALL_SECONDS)
+        return self._call("POST", "/v1/cache/gc", admin.CollectReply, seconds=_ALL_SECONDS)
 
-    def reindex(self, part: int) -> ReindexReply:
+    def reindex(self, part: int) -> admin.ReindexReply:
         """Offer again what the store holds of one of REINDEX_PARTS; the last one ends it."""
-        return self._call("POST", f"/v1/cache/reindex?part={part}", ReindexReply, seconds=_ALL_SECONDS)
+        return self._call("POST", f"/v1/cache/reindex?part={part}", admin.ReindexReply, seconds=_ALL_SECONDS)
 
     def tunings(self) -> list[TuningEntry]:
         """All tuning winners, sorted."""
@@ -136,7 +121,7 @@ class AdminClient(HttpApi):
         limit = self._settings.max_response_bytes
         return self._send("GET", f"/v1/artifacts/{key}", seconds=_ALL_SECONDS, limit=limit)
 
-    def import_artifact(self, data: bytes) -> ImportReply:
+    def import_artifact(self, data: bytes) -> admin.ImportReply:
         """Raises MalformedRequest if it is not signed by a key that the service trusts."""
         body = self._send("POST", "/v1/cache", data, manifest.ARTIFACT_MEDIA_TYPE, seconds=_ALL_SECONDS)
-        return decode(body, ImportReply)
+        return decode(body, admin.ImportReply)

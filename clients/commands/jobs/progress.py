@@ -7,19 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ....compiler.api.training.events import (
-    CheckpointEvent,
-    FirstStep,
-    JobNote,
-    LogLines,
-    NumberedEvent,
-    RankCompiles,
-    RankEnded,
-    RankStarted,
-    StateChanged,
-    StepMetrics,
-    describe_rank_exit,
-)
+from ....compiler.api.training import events
 from ....compiler.api.training.jobs import CompileCounts
 from ...reports.html_page import bytes_of, plural
 from ...reports.training.summary import COUNTED
@@ -37,35 +25,35 @@ class ProgressDisplay:
         self._restarts = 0
         self._started = 0.0
         self._first: dict[int, float] = {}
-        self._latest: dict[int, StepMetrics] = {}
-        self._compiles: dict[int, RankCompiles] = {}
+        self._latest: dict[int, events.StepMetrics] = {}
+        self._compiles: dict[int, events.RankCompiles] = {}
 
-    def take(self, numbered: NumberedEvent) -> Iterator[str]:
+    def take(self, numbered: events.NumberedEvent) -> Iterator[str]:
         event = numbered.event
         match event:
-            case StepMetrics():
+            case events.StepMetrics():
                 before = self._latest.get(event.rank, event)
                 values = {**before.values, **event.values}
                 self._latest[event.rank] = msgspec.structs.replace(event, values=values)
-            case LogLines():
+            case events.LogLines():
                 if event.rank == 0:
                     yield from log_lines(event, named=False)
-            case CheckpointEvent():
+            case events.CheckpointEvent():
                 yield _checkpoint(event)
-            case JobNote():
+            case events.JobNote():
                 where = f"rank {event.rank}: " if event.rank >= 0 else ""
                 yield from f"{event.level}: {where}{event.text}".splitlines()
-            case RankStarted():
+            case events.RankStarted():
                 self._ranks = event.world_size
                 self._started = max(self._started, event.at)
-            case FirstStep():
+            case events.FirstStep():
                 yield from self._first_step(event)
-            case RankCompiles():
+            case events.RankCompiles():
                 self._compiles[event.rank] = event
-            case RankEnded():
+            case events.RankEnded():
                 if event.code:
-                    yield describe_rank_exit(event)
-            case StateChanged():
+                    yield events.describe_rank_exit(event)
+            case events.StateChanged():
                 yield from self._state_changed(event)
 
     def line(self) -> str:
@@ -101,13 +89,13 @@ class ProgressDisplay:
             fallbacks=sum(of.fallbacks for of in each),
         )
 
-    def _first_step(self, event: FirstStep) -> Iterator[str]:
+    def _first_step(self, event: events.FirstStep) -> Iterator[str]:
         self._first[event.rank] = event.at
         if len(self._first) == self._ranks and self._started:
             seconds = max(self._first.values()) - self._started
             yield f"all ranks took their first step, {seconds:.1f} s after the last had started"
 
-    def _state_changed(self, event: StateChanged) -> Iterator[str]:
+    def _state_changed(self, event: events.StateChanged) -> Iterator[str]:
         if event.state in ("starting", "recovering"):
             self._first.clear()
             self._compiles.clear()
@@ -118,7 +106,7 @@ class ProgressDisplay:
         yield f"{event.state}{event.detail and ': ' + event.detail}"
 
 
-def log_lines(event: LogLines, *, named: bool) -> Iterator[str]:
+def log_lines(event: events.LogLines, *, named: bool) -> Iterator[str]:
     """The lines of a log as a terminal shows them. named: each with its rank."""
     for line in event.lines:
         shown = _as_a_terminal_shows(line)
@@ -132,7 +120,7 @@ def _as_a_terminal_shows(line: str) -> str:
     return next((state for state in reversed(states) if state.strip()), "").expandtabs()
 
 
-def metrics_line(event: StepMetrics) -> str:
+def metrics_line(event: events.StepMetrics) -> str:
     values = ", ".join(f"{name} {value:.6g}" for name, value in event.values.items())
     return f"step {event.step} rank {event.rank}: {values}"
 
@@ -158,7 +146,7 @@ def short(number: float) -> str:
     return f"{number:.3g} T"
 
 
-def _checkpoint(event: CheckpointEvent) -> str:
+def _checkpoint(event: events.CheckpointEvent) -> str:
     if not event.kept:
         return f"checkpoint at step {event.step} failed, training continues: {event.detail}"
     size = f", {bytes_of(event.bytes)}" if event.bytes else ""
