@@ -44,12 +44,8 @@ class ProgramStore:
         self._key_path = state / _KEY_FILE
         self._key: bytes | None = None
 
-    def read(self, key: str) -> list[FrameProgram]:
-        """The variants under `key`, the latest last; [] if there is no file that can be used."""
-        return self.file(key).variants
-
     def file(self, key: str) -> ProgramFile:
-        """What is kept under `key`; nothing if there is no file that can be used."""
+        """What is kept under `key`, the latest variant last; nothing if there is no file that can be used."""
         none = ProgramFile(revision=REVISION, variants=[])
         try:
             data = (self._folder / key).read_bytes()

@@ -160,7 +160,7 @@ def forget_what_is_asked(machine: Machine, name: str) -> None:
     """Programs without what they say of one variable, as if tracing had asked for it without a word."""
     store = ProgramStore(machine.folder / "cache", machine.folder / "state" / "torchrelay")
     for path in machine.programs:
-        (program,) = store.read(path.name)
+        (program,) = store.file(path.name).variants
         place = next(at for at, each in enumerate(program.sources) if each.values.get("member") == name)
         guards = [each for each in program.guards if each.source != place]
         assert len(guards) < len(program.guards)

@@ -48,9 +48,9 @@ def test_a_stale_program_is_removed_and_known_for_good(tmp_path: Path) -> None:
     first.drop("another", program(1))
     first.add("key", program(3))
     found = ProgramStore(tmp_path / "cache", tmp_path / "state")
-    assert found.read("key") == [program(0), program(2), program(3)]
+    assert found.file("key").variants == [program(0), program(2), program(3)]
     assert found.file("key").stale == found.file("another").stale == [store.digest(program(1))]
-    assert found.read("another") == []
+    assert found.file("another").variants == []
 
 
 class Taken:
@@ -108,4 +108,4 @@ def test_ranks_that_start_at_one_time_make_one_key_of_the_user(
     first.add("first", PROGRAM)
     others[0].join()
     for reader in (first, ProgramStore(tmp_path / "cache", tmp_path / "state")):
-        assert [reader.read(name) for name in ("first", "second")] == [[PROGRAM], [PROGRAM]]
+        assert [reader.file(name).variants for name in ("first", "second")] == [[PROGRAM], [PROGRAM]]
