@@ -136,7 +136,9 @@ def _own(tuner: Any, item: KernelEntry) -> list[schema.KernelConfig]:
     configs = tuner.configs
     if tuner.early_config_prune:
         try:
-            configs = tuner.early_config_prune(configs, _values(item), **_plain(item))
+            values = _values(item)
+            plain = {name: values[name] for name, value in item.arguments if not isinstance(value, Operand)}
+            configs = tuner.early_config_prune(configs, values, **plain)
         except Exception as error:
             raise item.bad(
                 f"its early_config_prune fails on these arguments: {type(error).__name__}: {error!s:.300}",
@@ -163,14 +165,6 @@ def _values(item: KernelEntry, config: schema.KernelConfig | None = None) -> dic
     for name, value in () if config is None else config.kwargs:
         made[name] = triton_kernels.value_of(value)
     return made
-
-
-def _plain(item: KernelEntry) -> dict[str, Any]:
-    return {
-        name: triton_kernels.value_of(value)
-        for name, value in item.arguments
-        if not isinstance(value, Operand)
-    }
 
 
 def _with_derived(
