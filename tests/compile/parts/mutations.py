@@ -411,8 +411,7 @@ KEEPS: dict[str, Change] = {
     "tracking of original views": around("views", lambda: torch.autograd._force_original_view_tracking(True)),
     "saved tensors moved by hooks at run time": around("model", torch.autograd.graph.save_on_cpu),
     "the autocast cache, without autocast": around(
-        "model",
-        lambda: s.setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False),
+        "model", lambda: s.setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False)
     ),
     "opt_einsum, for two tensors": around("model", lambda: backends.opt_einsum.flags(enabled=False)),
     "threads of autograd": around("model", lambda: torch.autograd.set_multithreading_enabled(False)),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from program_changes import FUNCTION, Change, edit
+from program_changes import FUNCTION, Change, edit, rows
 from program_modules import MODEL
 from program_starts import Around
 from program_values import AUTOCAST
@@ -90,11 +90,6 @@ INPUTS = {
     "same storage, other part": two("a[0].add_(1)\n    return a[0] * a[1]", "x[:3], y[:3]", "x[:3], x[1:]"),
     "is": two("return a[0] * 2 if a[0] is a[1] else a[0] * 3", "x, y", "x, x"),
     "is not": two("return a[0] * 2 if a[0] is a[1] else a[0] * 3", "x, x", "x, x.clone()"),
-    "tensor subclass": edit(
-        "class S(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, f, types, args=(), kwargs=None):\n        return super().__torch_function__(f, types, args, kwargs or {}) * 2\n\n\ndef inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    return x.sin()\n",
-        ("[(torch.ones(3),)]", "[(torch.ones(3).as_subclass(S),)]"),
-        how="traced",
-    ),
     "conjugate": two(
         "return torch.view_as_real(torch.resolve_conj(a[0]) * 2)",
         "torch.ones(3) * 1j",
@@ -109,26 +104,6 @@ INPUTS = {
     "storage offset": two(
         "return a[0] * 2 + a[0].storage_offset()", "torch.ones(4)", "torch.ones(5)[1:]", how="varies"
     ),
-    "tensor's gradient": edit(
-        "def inputs():\n    x = torch.ones(3)\n    # here\n    return [(x,)]\n\n\ndef program(x):\n    return x * 2 if x.grad is None else x * 3\n",
-        ("# here", "x.grad = torch.ones(3)"),
-    ),
-    "tensor's attribute": edit(
-        "def inputs():\n    x = torch.ones(3)\n    x.by = 2.0\n    return [(x,)]\n\n\ndef program(x):\n    return x * x.by\n",
-        ("x.by = 2.0", "x.by = 3.0"),
-    ),
-    "tensor's attribute added": edit(
-        "def inputs():\n    x = torch.ones(3)\n    # here\n    return [(x,)]\n\n\ndef program(x):\n    return x * getattr(x, 'by', 2.0)\n",
-        ("# here", "x.by = 3.0"),
-    ),
-    "leaf or not": edit(
-        "def inputs():\n    x = torch.ones(3, requires_grad=True)\n    # here\n    return [(x,)]\n\n\ndef program(x):\n    return x * (2 if x.is_leaf else 3)\n",
-        ("# here", "x = x * 1"),
-    ),
-    "keyword": edit(
-        "def inputs():\n    return [(torch.ones(3), {'by': 2.0})]\n\n\ndef inner(x, by=1.0, **named):\n    return x * by + len(named)\n\n\ndef program(x, named):\n    return inner(x, **named)\n",
-        ("'by': 2.0", "'by': 7.0"),
-    ),
     "other shapes after": edit(CALL, (ONE, ONE + ", (torch.ones(5, 4),)"), how="partly"),
     "two dtypes in another order": edit(
         CALL.replace(ONE, "(torch.ones(3, 4),), (torch.ones(3, 4).double(),)"),
@@ -137,16 +112,6 @@ INPUTS = {
             "(torch.ones(3, 4).double(),), (torch.ones(3, 4),)",
         ),
         how="used",
-    ),
-    "branch on a tensor": edit(
-        "def inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    if x.sum() > 0:\n        return x * 2\n    return x * 3\n",
-        ("torch.ones(3)", "-torch.ones(3)"),
-        how="partly",
-    ),
-    "item of a tensor": edit(
-        "def inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    return x * x.sum().item()\n",
-        ("torch.ones(3)", "2 * torch.ones(3)"),
-        how="partly",
     ),
     "mark_dynamic": call(
         "(lambda x: (torch._dynamo.mark_dynamic(x, 0), (x,))[1])(torch.linspace(1, 2, 12).view(3, 4).clone())",
@@ -165,6 +130,23 @@ INPUTS = {
             "def make():\n    with torch.inference_mode():\n        return torch.linspace(1, 2, 12).view(3, 4).clone()\n\n\ndef program",
         ),
         differs=False,
+    ),
+    **rows(
+        {
+            "tensor subclass": "class S(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, f, types, args=(), kwargs=None):\n        return super().__torch_function__(f, types, args, kwargs or {}) * 2\n\n\ndef inputs():\n    return «[(torch.ones(3),)]→[(torch.ones(3).as_subclass(S),)]»\n\n\ndef program(x):\n    return x.sin()\n",
+            "tensor's gradient": "def inputs():\n    x = torch.ones(3)\n    «# here→x.grad = torch.ones(3)»\n    return [(x,)]\n\n\ndef program(x):\n    return x * 2 if x.grad is None else x * 3\n",
+            "tensor's attribute": "def inputs():\n    x = torch.ones(3)\n    «x.by = 2.0→x.by = 3.0»\n    return [(x,)]\n\n\ndef program(x):\n    return x * x.by\n",
+            "tensor's attribute added": "def inputs():\n    x = torch.ones(3)\n    «# here→x.by = 3.0»\n    return [(x,)]\n\n\ndef program(x):\n    return x * getattr(x, 'by', 2.0)\n",
+            "leaf or not": "def inputs():\n    x = torch.ones(3, requires_grad=True)\n    «# here→x = x * 1»\n    return [(x,)]\n\n\ndef program(x):\n    return x * (2 if x.is_leaf else 3)\n",
+            "keyword": "def inputs():\n    return [(torch.ones(3), {«'by': 2.0→'by': 7.0»})]\n\n\ndef inner(x, by=1.0, **named):\n    return x * by + len(named)\n\n\ndef program(x, named):\n    return inner(x, **named)\n",
+        }
+    ),
+    **rows(
+        {
+            "branch on a tensor": "def inputs():\n    return [(«torch.ones(3)→-torch.ones(3)»,)]\n\n\ndef program(x):\n    if x.sum() > 0:\n        return x * 2\n    return x * 3\n",
+            "item of a tensor": "def inputs():\n    return [(«torch.ones(3)→2 * torch.ones(3)»,)]\n\n\ndef program(x):\n    return x * x.sum().item()\n",
+        },
+        how="partly",
     ),
 }
 
@@ -296,19 +278,20 @@ SETTINGS = {
 }
 """What is around the calls of the start after the change."""
 
+
+def same(text: str, *edits: tuple[str, str]) -> Change:
+    return edit(text, *edits, how="used", differs=False)
+
+
 SAME = {
-    "autocast object": edit(AUTOCAST, ("context =", "# a comment\ncontext ="), how="used", differs=False),
-    "comment": edit(FUNCTION, ("# a comment", "# another comment"), how="used", differs=False),
-    "comment of several lines": edit(
-        FUNCTION, ("def deep", "# one\n# two\n# three\ndef deep"), how="used", differs=False
-    ),
-    "blank lines": edit(FUNCTION, ("def program", "\n\n\n\ndef program"), how="used", differs=False),
-    "blank lines inside": edit(FUNCTION, ("    if FLAG", "\n\n    if FLAG"), how="used", differs=False),
-    "line wrapped": edit(
-        FUNCTION, ("middle(x) * SCALE", "middle(\n        x\n    ) * SCALE"), how="used", differs=False
-    ),
-    "docstring of a function that is not called": edit(
-        FUNCTION, ("def unrelated(x):\n", 'def unrelated(x):\n    """More."""\n'), how="used", differs=False
+    "autocast object": same(AUTOCAST, ("context =", "# a comment\ncontext =")),
+    "comment": same(FUNCTION, ("# a comment", "# another comment")),
+    "comment of several lines": same(FUNCTION, ("def deep", "# one\n# two\n# three\ndef deep")),
+    "blank lines": same(FUNCTION, ("def program", "\n\n\n\ndef program")),
+    "blank lines inside": same(FUNCTION, ("    if FLAG", "\n\n    if FLAG")),
+    "line wrapped": same(FUNCTION, ("middle(x) * SCALE", "middle(\n        x\n    ) * SCALE")),
+    "docstring of a function that is not called": same(
+        FUNCTION, ("def unrelated(x):\n", 'def unrelated(x):\n    """More."""\n')
     ),
     "docstring of the module": Change(
         text=FUNCTION,
@@ -316,78 +299,46 @@ SAME = {
         how="used",
         differs=False,
     ),
-    "global that is not read": edit(FUNCTION, ("OTHER = 1", "OTHER = 2"), how="used", differs=False),
-    "key that is not read": edit(FUNCTION, ('"unused": 5', '"unused": 6'), how="used", differs=False),
-    "global added": edit(FUNCTION, ("OTHER = 1", "OTHER = 1\nMORE = [1]"), how="used", differs=False),
-    "function that is not called": edit(FUNCTION, ("x - 1", "x - 2"), how="used", differs=False),
-    "function added": edit(
-        FUNCTION,
-        ("def unrelated", "def added(x):\n    return x\n\n\ndef unrelated"),
-        how="used",
-        differs=False,
-    ),
-    "functions in another order": edit(
+    "global that is not read": same(FUNCTION, ("OTHER = 1", "OTHER = 2")),
+    "key that is not read": same(FUNCTION, ('"unused": 5', '"unused": 6')),
+    "global added": same(FUNCTION, ("OTHER = 1", "OTHER = 1\nMORE = [1]")),
+    "function that is not called": same(FUNCTION, ("x - 1", "x - 2")),
+    "function added": same(FUNCTION, ("def unrelated", "def added(x):\n    return x\n\n\ndef unrelated")),
+    "functions in another order": same(
         FUNCTION,
         ("def deep(x):\n    return x * 3\n\n\n", ""),
         ("def program", "def deep(x):\n    return x * 3\n\n\ndef program"),
-        how="used",
-        differs=False,
     ),
-    "globals in another order": edit(
-        FUNCTION,
-        ("OTHER = 1\n", ""),
-        ("SCALE = 2.0\n", "SCALE = 2.0\nOTHER = 1\n"),
-        how="used",
-        differs=False,
+    "globals in another order": same(
+        FUNCTION, ("OTHER = 1\n", ""), ("SCALE = 2.0\n", "SCALE = 2.0\nOTHER = 1\n")
     ),
-    "same values of new objects": edit(
-        FUNCTION, ("LIST = [1.0, 2.0]", "LIST = [float(each) for each in (1, 2)]"), how="used", differs=False
+    "same values of new objects": same(
+        FUNCTION, ("LIST = [1.0, 2.0]", "LIST = [float(each) for each in (1, 2)]")
     ),
-    "same number by other text": edit(
-        FUNCTION, ("SCALE = 2.0", "SCALE = 4.0 / 2.0"), how="used", differs=False
+    "same number by other text": same(FUNCTION, ("SCALE = 2.0", "SCALE = 4.0 / 2.0")),
+    "import added": same(FUNCTION, ("OTHER = 1", "import json\n\nOTHER = 1")),
+    "annotation of a parameter": same(FUNCTION, ("def deep(x)", "def deep(x: torch.Tensor) -> torch.Tensor")),
+    "module: unchanged": same(MODEL),
+    "module: eval and back": same(MODEL, ("# after", "program.eval().train()")),
+    "module: attribute that is not read": same(MODEL, ("# after", "program.unread = 3")),
+    "module: state loaded": same(MODEL, ("# after", "program.load_state_dict(Model().state_dict())")),
+    "module: hook added and removed": same(
+        MODEL, ("# after", "program.register_forward_hook(print).remove()")
     ),
-    "import added": edit(FUNCTION, ("OTHER = 1", "import json\n\nOTHER = 1"), how="used", differs=False),
-    "annotation of a parameter": edit(
-        FUNCTION, ("def deep(x)", "def deep(x: torch.Tensor) -> torch.Tensor"), how="used", differs=False
-    ),
-    "module: unchanged": edit(MODEL, how="used", differs=False),
-    "module: eval and back": edit(MODEL, ("# after", "program.eval().train()"), how="used", differs=False),
-    "module: attribute that is not read": edit(
-        MODEL, ("# after", "program.unread = 3"), how="used", differs=False
-    ),
-    "module: state loaded": edit(
-        MODEL, ("# after", "program.load_state_dict(Model().state_dict())"), how="used", differs=False
-    ),
-    "module: hook added and removed": edit(
-        MODEL, ("# after", "program.register_forward_hook(print).remove()"), how="used", differs=False
-    ),
-    "module: a copy": edit(
-        MODEL, ("# after", "import copy\nprogram = copy.deepcopy(program)"), how="used", differs=False
-    ),
-    "module: other gradients": edit(
+    "module: a copy": same(MODEL, ("# after", "import copy\nprogram = copy.deepcopy(program)")),
+    "module: other gradients": same(
         MODEL,
         ("# after", "def touch():\n    for p in program.parameters():\n        p.grad = torch.ones_like(p)"),
-        how="used",
-        differs=False,
     ),
-    "inputs made in another way": edit(
+    "inputs made in another way": same(
         FUNCTION,
         (
             "def program",
             "def inputs():\n    return [(torch.linspace(-1, 2, 12).view(3, 4).clone().detach().requires_grad_(),)]\n\n\ndef program",
         ),
-        how="used",
-        differs=False,
     ),
     "other values of inputs": edit(FUNCTION, ("linspace(-1, 2", "linspace(-3, 2"), how="used"),
-    "random seed": edit(
-        FUNCTION, ("def program", "torch.manual_seed(77)\n\n\ndef program"), how="used", differs=False
-    ),
-    "garbage before": edit(
-        FUNCTION,
-        ("OTHER = 1", "JUNK = [object() for _ in range(1000)]\nOTHER = 1"),
-        how="used",
-        differs=False,
-    ),
+    "random seed": same(FUNCTION, ("def program", "torch.manual_seed(77)\n\n\ndef program")),
+    "garbage before": same(FUNCTION, ("OTHER = 1", "JUNK = [object() for _ in range(1000)]\nOTHER = 1")),
 }
 """What does not matter."""

@@ -60,7 +60,7 @@ def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
 
 
 def started(name: str, folder: Path) -> dict[str, Any]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     module = importlib.import_module(name)
     programs = Programs(folder)
     uninstall = frames.install(programs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from program_changes import Change, Patch, edit
+from program_changes import Change, Patch, edit, patched, rows
 
 
 def asks(condition: str, before: str = "", how: str = "traced", patch: Patch | None = None) -> Change:
@@ -75,13 +75,11 @@ ABSENT = {
         "import math",
         patch=lambda m, module: m.setattr("math.extra_name", 1, raising=False),
     ),
-    "hasattr of a module imported inside": edit(
+    "hasattr of a module imported inside, patched": patched(
         "def program(x):\n    import math\n\n    return x * 2 if hasattr(math, 'extra_name') else x * 3\n",
-        ("'extra_name'", "'pi'"),
-    ),
-    "hasattr of a module imported inside, patched": Change(
-        text="def program(x):\n    import math\n\n    return x * 2 if hasattr(math, 'extra_name') else x * 3\n",
-        patch=lambda m, module: m.setattr("math.extra_name", 1, raising=False),
+        "math.extra_name",
+        1,
+        raising=False,
     ),
     "hasattr, a name that goes": asks(
         "hasattr(math, 'tau')", "import math", patch=lambda m, module: m.delattr("math.tau")
@@ -89,30 +87,6 @@ ABSENT = {
     "hasattr, a name made of parts": asks("hasattr(torch, 'extra_' + NAME)", "NAME = 'name'"),
     "hasattr, a name in a list": asks(
         "any(hasattr(torch, n) for n in NAMES)", "NAMES = ['a_name', 'extra_name']"
-    ),
-    "hasattr in a callee, of an argument": edit(
-        "import sys\n\nme = sys.modules[__name__]\n# here\n\n\ndef has(module, name):\n    return hasattr(module, name)\n\n\ndef program(x):\n    return x * 2 if has(me, 'ex' + 'tra') else x * 3\n",
-        ("# here", "extra = 1"),
-    ),
-    "hasattr of a module in a list": edit(
-        "import sys\n\nmodules = [sys.modules[__name__]]\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(modules[0], 'extra') else x * 3\n",
-        ("# here", "extra = 1"),
-    ),
-    "hasattr of a module in a closure": edit(
-        "import sys\n\n# here\n\n\ndef make(module):\n    def program(x):\n        return x * 2 if hasattr(module, 'extra') else x * 3\n\n    return program\n\n\nprogram = make(sys.modules[__name__])\n",
-        ("# here", "extra = 1"),
-    ),
-    "hasattr of a module that is an attribute": edit(
-        "import sys\n\n# here\n\n\nclass Box:\n    lib = sys.modules[__name__]\n\n\ndef program(x):\n    return x * 2 if hasattr(Box().lib, 'extra') else x * 3\n",
-        ("# here", "extra = 1"),
-    ),
-    "hasattr of a module that is an argument": edit(
-        "import sys\n\n# here\n\n\ndef inputs():\n    return [(torch.ones(3), sys.modules[__name__])]\n\n\ndef program(x, module):\n    return x * 2 if hasattr(module, 'extra') else x * 3\n",
-        ("# here", "extra = 1"),
-    ),
-    "hasattr of a module of sys.modules": edit(
-        "import sys\n\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(sys.modules[__name__], 'extra') else x * 3\n",
-        ("# here", "extra = 1"),
     ),
     "hasattr of the own module": asks(
         "hasattr(me, 'extra')", OWN, patch=lambda m, module: m.setattr(module, "extra", 1, raising=False)
@@ -128,9 +102,11 @@ ABSENT = {
         "import sys\n" + OWN + "\n\ndef program(x):\n    return x * getattr(me, 'extra', 2.0)\n",
         ("# here", "extra = 3.0"),
     ),
-    "getattr's default, of torch": Change(
-        text="def program(x):\n    return x * getattr(torch, 'extra_name', 2.0)\n",
-        patch=lambda m, module: m.setattr("torch.extra_name", 3.0, raising=False),
+    "getattr's default, of torch": patched(
+        "def program(x):\n    return x * getattr(torch, 'extra_name', 2.0)\n",
+        "torch.extra_name",
+        3.0,
+        raising=False,
     ),
     "AttributeError of a module": edit(
         "import sys\n"
@@ -138,13 +114,17 @@ ABSENT = {
         + "\n\ndef program(x):\n    try:\n        return x * me.extra\n    except AttributeError:\n        return x * 2\n",
         ("# here", "extra = 3.0"),
     ),
-    "AttributeError of torch": Change(
-        text="def program(x):\n    try:\n        return x * torch.extra_name\n    except AttributeError:\n        return x * 2\n",
-        patch=lambda m, module: m.setattr("torch.extra_name", 3.0, raising=False),
+    "AttributeError of torch": patched(
+        "def program(x):\n    try:\n        return x * torch.extra_name\n    except AttributeError:\n        return x * 2\n",
+        "torch.extra_name",
+        3.0,
+        raising=False,
     ),
-    "ImportError of a name": Change(
-        text="def program(x):\n    try:\n        from math import extra_name\n    except ImportError:\n        extra_name = 2.0\n    return x * extra_name\n",
-        patch=lambda m, module: m.setattr("math.extra_name", 3.0, raising=False),
+    "ImportError of a name": patched(
+        "def program(x):\n    try:\n        from math import extra_name\n    except ImportError:\n        extra_name = 2.0\n    return x * extra_name\n",
+        "math.extra_name",
+        3.0,
+        raising=False,
         how="unfit",
     ),
     "ImportError of a module": Change(
@@ -156,16 +136,6 @@ ABSENT = {
     "name in vars": asks("'extra_name' in vars(torch)"),
     "name in __dict__": asks("'extra_name' in torch.__dict__"),
     "__dict__.get": asks("torch.__dict__.get('extra_name') is not None"),
-    "name in globals()": edit(
-        "# here\n\n\ndef program(x):\n    return x * 2 if 'extra' in globals() else x * 3\n",
-        ("# here", "extra = 1"),
-        how="partly",
-    ),
-    "get of globals()": edit(
-        "# here\n\n\ndef program(x):\n    return x * globals().get('extra', 2.0)\n",
-        ("# here", "extra = 3.0"),
-        how="partly",
-    ),
     "name in sys.modules": asks("'extra_module' in sys.modules", patch=imported("extra_module")),
     "get of sys.modules": asks("sys.modules.get('extra_module') is not None", patch=imported("extra_module")),
     "find_spec": asks(
@@ -173,83 +143,75 @@ ABSENT = {
         "import importlib.util",
         patch=lambda m, module: m.setattr("importlib.util.find_spec", lambda name: 1),
     ),
-    "hasattr of a function": edit(
-        "def inner(x):\n    return x\n\n\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(inner, 'extra') else x * 3\n",
-        ("# here", "inner.extra = 1"),
+    "hasattr of a function of torch": patched(
+        "def program(x):\n    return x * 2 if hasattr(F.relu, 'extra') else x * 3\n",
+        "torch.nn.functional.relu.extra",
+        1,
+        raising=False,
     ),
-    "getattr's default, of a function": edit(
-        "def inner(x):\n    return x\n\n\n# here\n\n\ndef program(x):\n    return x * getattr(inner, 'extra', 2.0)\n",
-        ("# here", "inner.extra = 3.0"),
+    "hasattr of a class of torch": patched(
+        "def program(x):\n    return x * 2 if hasattr(nn.Linear, 'extra') else x * 3\n",
+        "torch.nn.Linear.extra",
+        1,
+        raising=False,
     ),
-    "hasattr of a method": edit(
-        "class A:\n    def inner(self):\n        return 1\n\n\nbox = A()\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(box.inner, 'extra') else x * 3\n",
-        ("# here", "A.inner.extra = 1"),
+    "hasattr of torch.Tensor": patched(
+        "def program(x):\n    return x * 2 if hasattr(torch.Tensor, 'extra') else x * 3\n",
+        "torch.Tensor.extra",
+        1,
+        raising=False,
     ),
-    "hasattr of a function of torch": Change(
-        text="def program(x):\n    return x * 2 if hasattr(F.relu, 'extra') else x * 3\n",
-        patch=lambda m, module: m.setattr("torch.nn.functional.relu.extra", 1, raising=False),
+    "hasattr of a tensor, by its class": patched(
+        "def program(x):\n    return x * 2 if hasattr(x, 'extra') else x * 3\n",
+        "torch.Tensor.extra",
+        1,
+        raising=False,
     ),
-    "hasattr of a partial": edit(
-        "import functools\n\nact = functools.partial(torch.sin)\n# here\n\n\ndef program(x):\n    return act(x) * 2 if hasattr(act, 'extra') else x * 3\n",
-        ("# here", "act.extra = 1"),
-    ),
-    "hasattr of a class": edit(
-        "class A:\n    pass\n\n\n# here\n\n\ndef program(x):\n    return x * 2 if hasattr(A, 'extra') else x * 3\n",
-        ("# here", "A.extra = 1"),
-    ),
-    "hasattr of a class of torch": Change(
-        text="def program(x):\n    return x * 2 if hasattr(nn.Linear, 'extra') else x * 3\n",
-        patch=lambda m, module: m.setattr("torch.nn.Linear.extra", 1, raising=False),
-    ),
-    "hasattr of torch.Tensor": Change(
-        text="def program(x):\n    return x * 2 if hasattr(torch.Tensor, 'extra') else x * 3\n",
-        patch=lambda m, module: m.setattr("torch.Tensor.extra", 1, raising=False),
-    ),
-    "hasattr of a tensor, by its class": Change(
-        text="def program(x):\n    return x * 2 if hasattr(x, 'extra') else x * 3\n",
-        patch=lambda m, module: m.setattr("torch.Tensor.extra", 1, raising=False),
-    ),
-    "hasattr of a tensor": edit(
-        "def inputs():\n    x = torch.ones(3)\n    # here\n    return [(x,)]\n\n\ndef program(x):\n    return x * 2 if hasattr(x, 'extra') else x * 3\n",
-        ("# here", "x.extra = 1"),
-    ),
-    "hasattr of an nn.Module": edit(
-        "class M(nn.Module):\n    def forward(self, x):\n        return x * 2 if hasattr(self, 'extra') else x * 3\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.extra = 1"),
-    ),
-    "hasattr of an nn.Module, by its class": Change(
-        text="program = nn.Sequential(nn.ReLU())\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.inner = nn.ReLU()\n\n    def forward(self, x):\n        return x * 2 if hasattr(self.inner, 'extra') else x * 3\n\n\nprogram = M()\n",
-        patch=lambda m, module: m.setattr("torch.nn.ReLU.extra", 1, raising=False),
-    ),
-    "hasattr of a parameter": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a = nn.Parameter(torch.ones(4))\n\n    def forward(self, x):\n        return x * self.a * (2 if hasattr(self.a, 'extra') else 3)\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.a.extra = 1"),
+    "hasattr of an nn.Module, by its class": patched(
+        "program = nn.Sequential(nn.ReLU())\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.inner = nn.ReLU()\n\n    def forward(self, x):\n        return x * 2 if hasattr(self.inner, 'extra') else x * 3\n\n\nprogram = M()\n",
+        "torch.nn.ReLU.extra",
+        1,
+        raising=False,
     ),
     "hasattr of an operator": Change(
         text="def program(x):\n    return torch.ops.aten.sin(x) * (2 if hasattr(torch.ops.aten.sin, 'extra') else 3)\n",
         patch=lambda m, module: m.setattr(torch.ops.aten.sin, "extra", 1, raising=False),
     ),
-    "hasattr of a copy of a module, which another has": edit(
-        "import colorsys\nimport types\n\ncolorsys.copy = types.ModuleType('math')\nundo = [lambda: delattr(colorsys, 'copy')]\n# here\n\n\ndef program(x):\n    import colorsys\n\n    return x * 2 if hasattr(colorsys.copy, 'extra') else x * 3\n",
-        ("# here", "colorsys.copy.extra = 1"),
-    ),
     "hasattr of a dtype's module": Change(
         text="import types\n\nspace = types.ModuleType('space')\n\n\ndef program(x):\n    return x * 2 if hasattr(space, 'extra') else x * 3\n",
         patch=lambda m, module: m.setattr(module.space, "extra", 1, raising=False),
     ),
-    "class in a dict": edit(
-        "class A:\n    pass\n\n\nKINDS = {A: 1}\n# here\n\n\ndef program(x):\n    return x * (2 if A in KINDS else 3)\n",
-        ("# here", "KINDS.pop(A)"),
-    ),
-    "class in a dict, another of its name": edit(
-        "class A:\n    pass\n\n\nKINDS = {A: 1}\n# here\n\n\ndef program(x):\n    return x * (2 if A in KINDS else 3)\n",
-        ("# here", "class A:\n    pass"),
-    ),
-    "type of a value in a dict": edit(
-        "KINDS = {int: 1, type(None): 2}\nVALUE = None\n# here\n\n\ndef program(x):\n    return x * (2 if type(VALUE) in KINDS else 3)\n",
-        ("# here", "KINDS.pop(type(None))"),
-    ),
     "names of a module counted": asks("len(vars(torch)) % 2 == 0"),
+    **rows(
+        {
+            "hasattr of a module imported inside": "def program(x):\n    import math\n\n    return x * 2 if hasattr(math, «'extra_name'→'pi'») else x * 3\n",
+            "hasattr in a callee, of an argument": "import sys\n\nme = sys.modules[__name__]\n«# here→extra = 1»\n\n\ndef has(module, name):\n    return hasattr(module, name)\n\n\ndef program(x):\n    return x * 2 if has(me, 'ex' + 'tra') else x * 3\n",
+            "hasattr of a module in a list": "import sys\n\nmodules = [sys.modules[__name__]]\n«# here→extra = 1»\n\n\ndef program(x):\n    return x * 2 if hasattr(modules[0], 'extra') else x * 3\n",
+            "hasattr of a module in a closure": "import sys\n\n«# here→extra = 1»\n\n\ndef make(module):\n    def program(x):\n        return x * 2 if hasattr(module, 'extra') else x * 3\n\n    return program\n\n\nprogram = make(sys.modules[__name__])\n",
+            "hasattr of a module that is an attribute": "import sys\n\n«# here→extra = 1»\n\n\nclass Box:\n    lib = sys.modules[__name__]\n\n\ndef program(x):\n    return x * 2 if hasattr(Box().lib, 'extra') else x * 3\n",
+            "hasattr of a module that is an argument": "import sys\n\n«# here→extra = 1»\n\n\ndef inputs():\n    return [(torch.ones(3), sys.modules[__name__])]\n\n\ndef program(x, module):\n    return x * 2 if hasattr(module, 'extra') else x * 3\n",
+            "hasattr of a module of sys.modules": "import sys\n\n«# here→extra = 1»\n\n\ndef program(x):\n    return x * 2 if hasattr(sys.modules[__name__], 'extra') else x * 3\n",
+            "hasattr of a function": "def inner(x):\n    return x\n\n\n«# here→inner.extra = 1»\n\n\ndef program(x):\n    return x * 2 if hasattr(inner, 'extra') else x * 3\n",
+            "getattr's default, of a function": "def inner(x):\n    return x\n\n\n«# here→inner.extra = 3.0»\n\n\ndef program(x):\n    return x * getattr(inner, 'extra', 2.0)\n",
+            "hasattr of a method": "class A:\n    def inner(self):\n        return 1\n\n\nbox = A()\n«# here→A.inner.extra = 1»\n\n\ndef program(x):\n    return x * 2 if hasattr(box.inner, 'extra') else x * 3\n",
+            "hasattr of a partial": "import functools\n\nact = functools.partial(torch.sin)\n«# here→act.extra = 1»\n\n\ndef program(x):\n    return act(x) * 2 if hasattr(act, 'extra') else x * 3\n",
+            "hasattr of a class": "class A:\n    pass\n\n\n«# here→A.extra = 1»\n\n\ndef program(x):\n    return x * 2 if hasattr(A, 'extra') else x * 3\n",
+            "hasattr of a tensor": "def inputs():\n    x = torch.ones(3)\n    «# here→x.extra = 1»\n    return [(x,)]\n\n\ndef program(x):\n    return x * 2 if hasattr(x, 'extra') else x * 3\n",
+            "hasattr of an nn.Module": "class M(nn.Module):\n    def forward(self, x):\n        return x * 2 if hasattr(self, 'extra') else x * 3\n\n\nprogram = M()\n«# here→program.extra = 1»\n",
+            "hasattr of a parameter": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a = nn.Parameter(torch.ones(4))\n\n    def forward(self, x):\n        return x * self.a * (2 if hasattr(self.a, 'extra') else 3)\n\n\nprogram = M()\n«# here→program.a.extra = 1»\n",
+            "hasattr of a copy of a module, which another has": "import colorsys\nimport types\n\ncolorsys.copy = types.ModuleType('math')\nundo = [lambda: delattr(colorsys, 'copy')]\n«# here→colorsys.copy.extra = 1»\n\n\ndef program(x):\n    import colorsys\n\n    return x * 2 if hasattr(colorsys.copy, 'extra') else x * 3\n",
+            "class in a dict": "class A:\n    pass\n\n\nKINDS = {A: 1}\n«# here→KINDS.pop(A)»\n\n\ndef program(x):\n    return x * (2 if A in KINDS else 3)\n",
+            "class in a dict, another of its name": "class A:\n    pass\n\n\nKINDS = {A: 1}\n«# here→class A:\n    pass»\n\n\ndef program(x):\n    return x * (2 if A in KINDS else 3)\n",
+            "type of a value in a dict": "KINDS = {int: 1, type(None): 2}\nVALUE = None\n«# here→KINDS.pop(type(None))»\n\n\ndef program(x):\n    return x * (2 if type(VALUE) in KINDS else 3)\n",
+        }
+    ),
+    **rows(
+        {
+            "name in globals()": "«# here→extra = 1»\n\n\ndef program(x):\n    return x * 2 if 'extra' in globals() else x * 3\n",
+            "get of globals()": "«# here→extra = 3.0»\n\n\ndef program(x):\n    return x * globals().get('extra', 2.0)\n",
+        },
+        how="partly",
+    ),
 }
 
 OPERATORS = {
@@ -286,27 +248,25 @@ OPERATORS = {
         ("new_empty(5)", "new_empty(6)"),
     ),
     "kernel": operator(
-        "g",
-        "def program(x):\n    return op(x.detach()) * 2\n",
-        ("torch.ones(5)", "torch.zeros(5)"),
+        "g", "def program(x):\n    return op(x.detach()) * 2\n", ("torch.ones(5)", "torch.zeros(5)")
     ),
     "autograd's formula": operator(
         "i",
         "def inputs():\n    return [(torch.linspace(-1, 2, 5).requires_grad_(),)]\n\n\nop.register_autograd(lambda ctx, g: g * 3)\n\n\ndef program(x):\n    return op(x) + 1\n",
         ("g * 3", "g * 4"),
     ),
-    "operator of a known library": edit(
-        "import transformers.integrations.moe\n\n\ndef inputs():\n    return [(torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 8]))]\n\n\ndef program(x, weight, ends):\n    return torch.ops.transformers.grouped_mm_fallback(x, weight, ends) * 2\n",
-        ("* 2", "* 3"),
-    ),
     "kernel of an operator of PyTorch's": Change(
-        text="def program(x):\n    return x * torch.sin(x).shape[0]\n",
-        patch=override,
-        differs=False,
+        text="def program(x):\n    return x * torch.sin(x).shape[0]\n", patch=override, differs=False
     ),
-    "kernel of an operator of PyTorch's, before": edit(
-        "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('igamma', lambda x, y: x.new_empty(5), 'XLA')\n\n\ndef undo_library():\n    library._destroy()\n\n\nundo = [undo_library]\n\n\ndef program(x):\n    return x * 2\n",
-        ("x * 2", "x * 3"),
+    **rows(
+        {
+            "operator of a known library": "import transformers.integrations.moe\n\n\ndef inputs():\n    return [(torch.ones(8, 4), torch.ones(2, 4, 4), torch.tensor([3, 8]))]\n\n\ndef program(x, weight, ends):\n    return torch.ops.transformers.grouped_mm_fallback(x, weight, ends) «* 2→* 3»\n"
+        }
+    ),
+    **rows(
+        {
+            "kernel of an operator of PyTorch's, before": "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('igamma', lambda x, y: x.new_empty(5), 'XLA')\n\n\ndef undo_library():\n    library._destroy()\n\n\nundo = [undo_library]\n\n\ndef program(x):\n    return «x * 2→x * 3»\n"
+        },
         how="unfit",
     ),
 }
@@ -315,64 +275,6 @@ PROCESS = {
     "default device read": Change(
         text="def program(x):\n    return x * len(torch.get_default_device().type)\n",
         around=lambda: torch.device("meta"),
-    ),
-    "class of an nn.Module assigned": edit(
-        "class A(nn.Module):\n    def forward(self, x):\n        return x * 2\n\n\nclass B(nn.Module):\n    def forward(self, x):\n        return x * 3\n\n\nprogram = nn.Sequential(A())\n# here\n",
-        ("# here", "program[0].__class__ = B"),
-    ),
-    "class of a module assigned": edit(
-        "import sys\nimport types\n\nme = sys.modules[__name__]\n\n\nclass Own(types.ModuleType):\n    @property\n    def extra(self):\n        return 3.0\n\n\n# here\n\n\ndef program(x):\n    return x * getattr(me, 'extra', 2.0)\n",
-        ("# here", "me.__class__ = Own"),
-    ),
-    "property of a module's class": edit(
-        "import sys\nimport types\n\nme = sys.modules[__name__]\n\n\nclass Own(types.ModuleType):\n    @property\n    def extra(self):\n        return 2.0\n\n\nme.__class__ = Own\n\n\ndef program(x):\n    return x * me.extra\n",
-        ("return 2.0", "return 3.0"),
-    ),
-    "__getattr__ of a module edited": edit(
-        "import sys\n\nme = sys.modules[__name__]\n\n\ndef __getattr__(name):\n    if name != 'extra':\n        raise AttributeError(name)\n    return 2.0\n\n\ndef program(x):\n    return x * me.extra\n",
-        ("return 2.0", "return 3.0"),
-    ),
-    "cached function that has its answer": edit(
-        "import functools\n\nkept = [2.0]\n\n\n@functools.cache\ndef factor():\n    return kept[0]\n\n\n# here\n\n\ndef program(x):\n    return x * factor()\n",
-        ("kept = [2.0]", "kept = [3.0]"),
-    ),
-    "hasattr of a cached function": edit(
-        "import functools\n\n\n@functools.cache\ndef factor():\n    return 2.0\n\n\n# here\n\n\ndef program(x):\n    return x * (2 if hasattr(factor, 'extra') else 3)\n",
-        ("# here", "factor.extra = 1"),
-    ),
-    "attribute of a method, made inside": edit(
-        "class A:\n    def f(self):\n        return 1\n\n    f.by = 2.0\n\n\ndef program(x):\n    return x * A().f.by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "torch.fx.wrap": edit(
-        "import torch.fx\n\n\ndef inner(x):\n    return x * 2\n\n\n# here\n\n\ndef program(x):\n    return inner(x) + 1\n",
-        ("# here", "torch.fx.wrap('inner')"),
-        differs=False,
-        how="used",
-    ),
-    "signature": edit(
-        "import inspect\n\n\ndef inner(x):\n    return x\n\n\ndef program(x):\n    return x * len(inspect.signature(inner).parameters)\n",
-        ("def inner(x)", "def inner(x, y=1)"),
-    ),
-    "annotations of a function": edit(
-        "def inner(x):\n    return x\n\n\ndef program(x):\n    return x * len(inner.__annotations__)\n",
-        ("def inner(x)", "def inner(x: int)"),
-        how="unfit",
-    ),
-    "first line": edit(
-        "# here\ndef inner(x):\n    return x\n\n\ndef program(x):\n    return x * inner.__code__.co_firstlineno\n",
-        ("# here", "# here\n"),
-        how="unfit",
-    ),
-    "docstring of a function, read": edit(
-        "def inner(x):\n    'one'\n    return x\n\n\ndef program(x):\n    return x * len(inner.__doc__)\n",
-        ("'one'", "'three'"),
-        how="unfit",
-    ),
-    "module's docstring, read": edit(
-        "__doc__ = 'one'\n\n\ndef program(x):\n    return x * len(__doc__)\n",
-        ("'one'", "'three'"),
-        how="unfit",
     ),
     "current directory": Change(
         text="import os\n\n\ndef program(x):\n    return x * len(os.getcwd())\n",
@@ -385,57 +287,56 @@ PROCESS = {
             "torch.cuda.is_available", lambda: not module.torch.cuda.device_count()
         ),
     ),
-    "torch.distributed.is_initialized": Change(
-        text="import torch.distributed\n\n\ndef program(x):\n    return x * 2 if torch.distributed.is_initialized() else x * 3\n",
-        patch=lambda m, module: m.setattr("torch.distributed.is_initialized", lambda: True),
+    "torch.distributed.is_initialized": patched(
+        "import torch.distributed\n\n\ndef program(x):\n    return x * 2 if torch.distributed.is_initialized() else x * 3\n",
+        "torch.distributed.is_initialized",
+        lambda: True,
     ),
-    "maximal size": Change(
-        text="import sys\n\n\ndef program(x):\n    return x * (2 if sys.maxsize > 3 else 3)\n",
-        patch=lambda m, module: m.setattr("sys.maxsize", 2),
+    "maximal size": patched(
+        "import sys\n\n\ndef program(x):\n    return x * (2 if sys.maxsize > 3 else 3)\n", "sys.maxsize", 2
     ),
-    "subclass registered after": edit(
-        "class A:\n    pass\n\n\n# here\n\n\ndef program(x):\n    return x * (1 + len(A.__subclasses__()))\n",
-        ("# here", "class B(A):\n    pass"),
+    **rows(
+        {
+            "class of an nn.Module assigned": "class A(nn.Module):\n    def forward(self, x):\n        return x * 2\n\n\nclass B(nn.Module):\n    def forward(self, x):\n        return x * 3\n\n\nprogram = nn.Sequential(A())\n«# here→program[0].__class__ = B»\n",
+            "class of a module assigned": "import sys\nimport types\n\nme = sys.modules[__name__]\n\n\nclass Own(types.ModuleType):\n    @property\n    def extra(self):\n        return 3.0\n\n\n«# here→me.__class__ = Own»\n\n\ndef program(x):\n    return x * getattr(me, 'extra', 2.0)\n",
+            "property of a module's class": "import sys\nimport types\n\nme = sys.modules[__name__]\n\n\nclass Own(types.ModuleType):\n    @property\n    def extra(self):\n        «return 2.0→return 3.0»\n\n\nme.__class__ = Own\n\n\ndef program(x):\n    return x * me.extra\n",
+            "__getattr__ of a module edited": "import sys\n\nme = sys.modules[__name__]\n\n\ndef __getattr__(name):\n    if name != 'extra':\n        raise AttributeError(name)\n    «return 2.0→return 3.0»\n\n\ndef program(x):\n    return x * me.extra\n",
+            "cached function that has its answer": "import functools\n\n«kept = [2.0]→kept = [3.0]»\n\n\n@functools.cache\ndef factor():\n    return kept[0]\n\n\n# here\n\n\ndef program(x):\n    return x * factor()\n",
+            "hasattr of a cached function": "import functools\n\n\n@functools.cache\ndef factor():\n    return 2.0\n\n\n«# here→factor.extra = 1»\n\n\ndef program(x):\n    return x * (2 if hasattr(factor, 'extra') else 3)\n",
+            "attribute of a method, made inside": "class A:\n    def f(self):\n        return 1\n\n    f.«by = 2.0→by = 3.0»\n\n\ndef program(x):\n    return x * A().f.by\n",
+            "signature": "import inspect\n\n\n«def inner(x)→def inner(x, y=1)»:\n    return x\n\n\ndef program(x):\n    return x * len(inspect.signature(inner).parameters)\n",
+            "subclass registered after": "class A:\n    pass\n\n\n«# here→class B(A):\n    pass»\n\n\ndef program(x):\n    return x * (1 + len(A.__subclasses__()))\n",
+            "__contains__": "class A:\n    def __contains__(self, key):\n        «return True→return False»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (2 if 'a' in box else 3)\n",
+            "__bool__": "class A:\n    def __bool__(self):\n        «return True→return False»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (2 if box else 3)\n",
+            "__eq__": "class A:\n    def __eq__(self, other):\n        «return True→return False»\n\n\nbox, other = A(), A()\n\n\ndef program(x):\n    return x * (2 if box == other else 3)\n",
+            "__set__ of a descriptor": "class D:\n    def __get__(self, owner, kind=None):\n        return owner.__dict__.get('v', 1.0)\n\n    def __set__(self, owner, value):\n        owner.__dict__['v'] = «value * 2→value * 5»\n\n\nclass A:\n    d = D()\n\n\ndef program(x):\n    a = A()\n    a.d = 3.0\n    return x * a.d\n",
+            "__set_name__": "class D:\n    def __set_name__(self, owner, name):\n        owner.«by = 2.0→by = 3.0»\n\n\nclass A:\n    d = D()\n\n\ndef program(x):\n    return x * A.by\n",
+            "__slots__ without a value": "class A:\n    __slots__ = ('extra',)\n\n\nbox = A()\n«# here→box.extra = 3.0»\n\n\ndef program(x):\n    return x * getattr(box, 'extra', 2.0)\n",
+            "__dict__ of a class": "class A:\n    «pass  # here→extra = 1»\n\n\ndef program(x):\n    return x * (2 if 'extra' in A.__dict__ else 3)\n",
+            "number of attributes of a class": "class A:\n    «pass  # here→extra = 1»\n\n\ndef program(x):\n    return x * len(vars(A))\n",
+            "callable": "class A:\n    «pass  # here→def __call__(self):\n        return 1»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (2 if callable(box) else 3)\n",
+        }
     ),
-    "__torch_function__ of an argument's class": edit(
-        "class A:\n    by = 2.0\n\n    @classmethod\n    def __torch_function__(cls, f, types, args=(), kwargs=None):\n        return args[0] * 2\n\n\nbox = A()\n\n\ndef program(x):\n    return torch.add(x, box)\n",
-        ("args[0] * 2", "args[0] * 3"),
+    **rows(
+        {
+            "annotations of a function": "«def inner(x)→def inner(x: int)»:\n    return x\n\n\ndef program(x):\n    return x * len(inner.__annotations__)\n",
+            "first line": "«# here→# here\n»\ndef inner(x):\n    return x\n\n\ndef program(x):\n    return x * inner.__code__.co_firstlineno\n",
+            "docstring of a function, read": "def inner(x):\n    «'one'→'three'»\n    return x\n\n\ndef program(x):\n    return x * len(inner.__doc__)\n",
+            "module's docstring, read": "__doc__ = «'one'→'three'»\n\n\ndef program(x):\n    return x * len(__doc__)\n",
+        },
+        how="unfit",
+    ),
+    **rows(
+        {
+            "torch.fx.wrap": "import torch.fx\n\n\ndef inner(x):\n    return x * 2\n\n\n«# here→torch.fx.wrap('inner')»\n\n\ndef program(x):\n    return inner(x) + 1\n"
+        },
+        how="used",
+        differs=False,
+    ),
+    **rows(
+        {
+            "__torch_function__ of an argument's class": "class A:\n    by = 2.0\n\n    @classmethod\n    def __torch_function__(cls, f, types, args=(), kwargs=None):\n        return «args[0] * 2→args[0] * 3»\n\n\nbox = A()\n\n\ndef program(x):\n    return torch.add(x, box)\n"
+        },
         how="varies",
-    ),
-    "__contains__": edit(
-        "class A:\n    def __contains__(self, key):\n        return True\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (2 if 'a' in box else 3)\n",
-        ("return True", "return False"),
-    ),
-    "__bool__": edit(
-        "class A:\n    def __bool__(self):\n        return True\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (2 if box else 3)\n",
-        ("return True", "return False"),
-    ),
-    "__eq__": edit(
-        "class A:\n    def __eq__(self, other):\n        return True\n\n\nbox, other = A(), A()\n\n\ndef program(x):\n    return x * (2 if box == other else 3)\n",
-        ("return True", "return False"),
-    ),
-    "__set__ of a descriptor": edit(
-        "class D:\n    def __get__(self, owner, kind=None):\n        return owner.__dict__.get('v', 1.0)\n\n    def __set__(self, owner, value):\n        owner.__dict__['v'] = value * 2\n\n\nclass A:\n    d = D()\n\n\ndef program(x):\n    a = A()\n    a.d = 3.0\n    return x * a.d\n",
-        ("value * 2", "value * 5"),
-    ),
-    "__set_name__": edit(
-        "class D:\n    def __set_name__(self, owner, name):\n        owner.by = 2.0\n\n\nclass A:\n    d = D()\n\n\ndef program(x):\n    return x * A.by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "__slots__ without a value": edit(
-        "class A:\n    __slots__ = ('extra',)\n\n\nbox = A()\n# here\n\n\ndef program(x):\n    return x * getattr(box, 'extra', 2.0)\n",
-        ("# here", "box.extra = 3.0"),
-    ),
-    "__dict__ of a class": edit(
-        "class A:\n    pass  # here\n\n\ndef program(x):\n    return x * (2 if 'extra' in A.__dict__ else 3)\n",
-        ("pass  # here", "extra = 1"),
-    ),
-    "number of attributes of a class": edit(
-        "class A:\n    pass  # here\n\n\ndef program(x):\n    return x * len(vars(A))\n",
-        ("pass  # here", "extra = 1"),
-    ),
-    "callable": edit(
-        "class A:\n    pass  # here\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (2 if callable(box) else 3)\n",
-        ("pass  # here", "def __call__(self):\n        return 1"),
     ),
 }

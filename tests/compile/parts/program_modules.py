@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from program_changes import Change, edit
+from program_changes import Change, edit, rows
 
 MODEL = """
 class Double(nn.Module):
@@ -72,43 +72,8 @@ MODULES = {
     "module's list": model(("[1, 2],", "[1, 3],")),
     "module's dict": model(('{"a": 2.0}', '{"a": 3.0}')),
     "module's function": model((", F.relu", ", F.silu")),
-    "module's int becomes a float": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.n = 2\n\n    def forward(self, x):\n        return x.int() * self.n\n\n\nprogram = M()\n",
-        ("self.n = 2", "self.n = 2.0"),
-    ),
-    "module's class attribute": edit(
-        "class M(nn.Module):\n    n = 2\n\n    def forward(self, x):\n        return x * self.n\n\n\nprogram = M()\n",
-        ("    n = 2", "    n = 3"),
-    ),
-    "module's class attribute hidden by its own": edit(
-        "class M(nn.Module):\n    n = 2\n\n    def forward(self, x):\n        return x * self.n\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.n = 3"),
-    ),
     "module's forward edited": model(("(x) + 1", "(x) + 2")),
     "submodule's forward edited": model(("x * 3", "x * 4")),
-    "module's property": edit(
-        "class M(nn.Module):\n    @property\n    def n(self):\n        return 2\n\n    def forward(self, x):\n        return x * self.n\n\n\nprogram = M()\n",
-        ("return 2", "return 3"),
-    ),
-    "module's __getattr__": edit(
-        "class M(nn.Module):\n    def forward(self, x):\n        return x * getattr(self, 'n', 2.0)\n\n    # here\n\n\nprogram = M()\n",
-        (
-            "# here",
-            "def __getattr__(self, name):\n        return 3.0 if name == 'n' else super().__getattr__(name)",
-        ),
-    ),
-    "module's __call__": edit(
-        "class M(nn.Module):\n    def forward(self, x):\n        return x * 2\n\n    # here\n\n\nprogram = nn.Sequential(M())\n",
-        ("# here", "def __call__(self, x):\n        return super().__call__(x) + 1"),
-    ),
-    "forward decorated, decorator's argument": edit(
-        "import functools\n\n\ndef times(n):\n    def decorate(f):\n        @functools.wraps(f)\n        def wrapper(self, *args, **kwargs):\n            return f(self, *args, **kwargs) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass M(nn.Module):\n    @times(2.0)\n    def forward(self, x):\n        return x + 1\n\n\nprogram = M()\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
-    "submodule's forward decorated, decorator's argument": edit(
-        "import functools\n\n\ndef times(n):\n    def decorate(f):\n        @functools.wraps(f)\n        def wrapper(self, *args, **kwargs):\n            return f(self, *args, **kwargs) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass M(nn.Module):\n    @times(2.0)\n    def forward(self, x):\n        return x + 1\n\n\nprogram = nn.Sequential(M(), M())\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
     "forward assigned to the module": Change(
         text=MODEL,
         patch=lambda m, module: m.setattr(module.program, "forward", lambda x: x * 2, raising=False),
@@ -149,8 +114,7 @@ MODULES = {
     "global forward pre-hook": after(PRE + f"undo = [{GLOBAL}register_module_forward_pre_hook(hook).remove]"),
     "global backward hook": after(BACK + f"undo = [{GLOBAL}register_module_full_backward_hook(hook).remove]"),
     "forward hook edited": edit(
-        MODEL + HOOK + "program.first.register_forward_hook(hook)\n",
-        ("args[-1] * 2", "args[-1] * 3"),
+        MODEL + HOOK + "program.first.register_forward_hook(hook)\n", ("args[-1] * 2", "args[-1] * 3")
     ),
     "forward hook removed": edit(
         MODEL + HOOK + "handle = program.first.register_forward_hook(hook)\n# there\n",
@@ -169,11 +133,6 @@ MODULES = {
     "hook of a parameter": after("program.first.weight.register_hook(lambda g: g * 2)", how="used"),
     "hook after accumulation": after(
         "def hook(p):\n    p.grad.mul_(2)\n\n\nprogram.first.weight.register_post_accumulate_grad_hook(hook)",
-        how="used",
-    ),
-    "hook of an input": edit(
-        "def inputs():\n    x = torch.ones(3, requires_grad=True)\n    # here\n    return [(x,)]\n\n\ndef program(x):\n    return x * x\n",
-        ("# here", "x.register_hook(lambda g: g * 2)"),
         how="used",
     ),
     "eval": after("program.eval()"),
@@ -197,35 +156,11 @@ MODULES = {
         MODEL.replace("# after", "program.blocks[0].weight = program.first.weight\n# after"),
         ("# after", "program.blocks[0].weight = nn.Parameter(program.first.weight.detach().clone())"),
     ),
-    "submodule shared": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        torch.manual_seed(1)\n        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n\n    def forward(self, x):\n        return self.b(self.a(x))\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.b = program.a"),
-    ),
     "buffer's values": after("program.offset.add_(1)", how="used"),
     "buffer's shape": after("program.offset = torch.ones(3, 1) * 2"),
     "buffer's dtype": after("program.offset = torch.ones(4, dtype=torch.float64)"),
-    "buffer becomes None": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.register_buffer('b', torch.ones(4))\n\n    def forward(self, x):\n        return x * 2 if self.b is None else x + self.b\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.b = None"),
-    ),
-    "buffer added": edit(
-        "class M(nn.Module):\n    def forward(self, x):\n        for b in self.buffers():\n            x = x + b\n        return x * 2\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.register_buffer('b', torch.ones(4))"),
-    ),
-    "parameter added": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = nn.Parameter(torch.ones(4))\n\n    def forward(self, x):\n        return x * sum(p.sum() for p in self.parameters())\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.q = nn.Parameter(torch.ones(2))"),
-    ),
-    "child added and counted": edit(
-        "class M(nn.Module):\n    def forward(self, x):\n        return x * (1 + len(list(self.children())))\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.q = nn.ReLU()"),
-    ),
     "layer's eps": edit("program = nn.Sequential(nn.LayerNorm(4, eps=1e-5))\n", ("1e-5", "1e-1")),
     "layer's stride": edit("program = nn.Sequential(nn.MaxPool1d(2, stride=1))\n", ("stride=1", "stride=2")),
-    "batch norm's momentum": edit(
-        "program = nn.BatchNorm1d(4, momentum=0.1)\n\n\ndef state():\n    return program.running_mean\n",
-        ("0.1", "0.3"),
-    ),
     "parametrization": after(
         "from torch.nn.utils import parametrize\nparametrize.register_parametrization(program.first, 'weight', Double())"
     ),
@@ -234,61 +169,62 @@ MODULES = {
     ),
     "spectral norm, older form": after("nn.utils.spectral_norm(program.first)"),
     "other weights": after("nn.init.ones_(program.first.weight)", how="used"),
-    "two modules of one class": edit(
-        "class M(nn.Module):\n    def __init__(self, n):\n        super().__init__()\n        self.n = n\n\n    def forward(self, x):\n        return x * self.n\n\n\na, b = M(2.0), M(3.0)\n\n\ndef program(x):\n    return a(x) - b(x) * 5\n",
-        ("M(2.0), M(3.0)", "M(3.0), M(2.0)"),
+    **rows(
+        {
+            "module's int becomes a float": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        «self.n = 2→self.n = 2.0»\n\n    def forward(self, x):\n        return x.int() * self.n\n\n\nprogram = M()\n",
+            "module's class attribute": "class M(nn.Module):\n«    n = 2→    n = 3»\n\n    def forward(self, x):\n        return x * self.n\n\n\nprogram = M()\n",
+            "module's class attribute hidden by its own": "class M(nn.Module):\n    n = 2\n\n    def forward(self, x):\n        return x * self.n\n\n\nprogram = M()\n«# here→program.n = 3»\n",
+            "module's property": "class M(nn.Module):\n    @property\n    def n(self):\n        «return 2→return 3»\n\n    def forward(self, x):\n        return x * self.n\n\n\nprogram = M()\n",
+            "module's __getattr__": "class M(nn.Module):\n    def forward(self, x):\n        return x * getattr(self, 'n', 2.0)\n\n    «# here→def __getattr__(self, name):\n        return 3.0 if name == 'n' else super().__getattr__(name)»\n\n\nprogram = M()\n",
+            "module's __call__": "class M(nn.Module):\n    def forward(self, x):\n        return x * 2\n\n    «# here→def __call__(self, x):\n        return super().__call__(x) + 1»\n\n\nprogram = nn.Sequential(M())\n",
+            "forward decorated, decorator's argument": "import functools\n\n\ndef times(n):\n    def decorate(f):\n        @functools.wraps(f)\n        def wrapper(self, *args, **kwargs):\n            return f(self, *args, **kwargs) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass M(nn.Module):\n    @«times(2.0)→times(3.0)»\n    def forward(self, x):\n        return x + 1\n\n\nprogram = M()\n",
+            "submodule's forward decorated, decorator's argument": "import functools\n\n\ndef times(n):\n    def decorate(f):\n        @functools.wraps(f)\n        def wrapper(self, *args, **kwargs):\n            return f(self, *args, **kwargs) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass M(nn.Module):\n    @«times(2.0)→times(3.0)»\n    def forward(self, x):\n        return x + 1\n\n\nprogram = nn.Sequential(M(), M())\n",
+            "submodule shared": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        torch.manual_seed(1)\n        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n\n    def forward(self, x):\n        return self.b(self.a(x))\n\n\nprogram = M()\n«# here→program.b = program.a»\n",
+            "buffer becomes None": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.register_buffer('b', torch.ones(4))\n\n    def forward(self, x):\n        return x * 2 if self.b is None else x + self.b\n\n\nprogram = M()\n«# here→program.b = None»\n",
+            "buffer added": "class M(nn.Module):\n    def forward(self, x):\n        for b in self.buffers():\n            x = x + b\n        return x * 2\n\n\nprogram = M()\n«# here→program.register_buffer('b', torch.ones(4))»\n",
+            "parameter added": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = nn.Parameter(torch.ones(4))\n\n    def forward(self, x):\n        return x * sum(p.sum() for p in self.parameters())\n\n\nprogram = M()\n«# here→program.q = nn.Parameter(torch.ones(2))»\n",
+            "child added and counted": "class M(nn.Module):\n    def forward(self, x):\n        return x * (1 + len(list(self.children())))\n\n\nprogram = M()\n«# here→program.q = nn.ReLU()»\n",
+            "batch norm's momentum": "program = nn.BatchNorm1d(4, momentum=«0.1→0.3»)\n\n\ndef state():\n    return program.running_mean\n",
+            "two modules of one class": "class M(nn.Module):\n    def __init__(self, n):\n        super().__init__()\n        self.n = n\n\n    def forward(self, x):\n        return x * self.n\n\n\na, b = «M(2.0), M(3.0)→M(3.0), M(2.0)»\n\n\ndef program(x):\n    return a(x) - b(x) * 5\n",
+            "autograd.Function's forward": "class Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return «x * 2→x * 3»\n\n    @staticmethod\n    def backward(ctx, g):\n        return g * 5\n\n\ndef program(x):\n    return Fn.apply(x)\n",
+            "autograd.Function's backward": "class Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return «g * 5→g * 6»\n\n\ndef program(x):\n    return Fn.apply(x)\n",
+            "what an autograd.Function's backward calls": "def scaled(g):\n    return «g * 5→g * 6»\n\n\nclass Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return scaled(g)\n\n\ndef program(x):\n    return Fn.apply(x)\n",
+            "what an autograd.Function's backward reads": "«BY = 5.0→BY = 6.0»\n\n\nclass Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return g * BY\n\n\ndef program(x):\n    return Fn.apply(x)\n",
+            "checkpointed function": "from torch.utils.checkpoint import checkpoint\n\n\ndef inner(x):\n    return «x.sin() * 2→x.sin() * 3»\n\n\ndef program(x):\n    return checkpoint(inner, x, use_reentrant=False)\n",
+            "branch of torch.cond": "def yes(x):\n    return «x * 2→x * 4»\n\n\ndef no(x):\n    return x * 3\n\n\ndef program(x):\n    return torch.cond(x.sum() > 0, yes, no, (x,))\n",
+            "mapped function": "def inner(x):\n    return «x * 2→x * 4»\n\n\ndef program(x):\n    return torch.vmap(inner)(x)\n",
+            "function whose gradient is taken": "def inner(x):\n    return («x**2→x**3»).sum()\n\n\ndef program(x):\n    return torch.func.grad(inner)(x)\n",
+        }
     ),
-    "module as an argument": edit(
-        "class M(nn.Module):\n    def __init__(self, n):\n        super().__init__()\n        self.n = n\n\n    def forward(self, x):\n        return x * self.n\n\n\ndef inputs():\n    return [(torch.ones(3), M(2.0)), (torch.ones(3), M(3.0))]\n\n\ndef program(x, m):\n    return m(x)\n",
-        ("M(2.0)", "M(4.0)"),
-        how="varies",
-    ),
-    "autograd.Function's forward": edit(
-        "class Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return g * 5\n\n\ndef program(x):\n    return Fn.apply(x)\n",
-        ("x * 2", "x * 3"),
-    ),
-    "autograd.Function's backward": edit(
-        "class Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return g * 5\n\n\ndef program(x):\n    return Fn.apply(x)\n",
-        ("g * 5", "g * 6"),
-    ),
-    "what an autograd.Function's backward calls": edit(
-        "def scaled(g):\n    return g * 5\n\n\nclass Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return scaled(g)\n\n\ndef program(x):\n    return Fn.apply(x)\n",
-        ("g * 5", "g * 6"),
-    ),
-    "what an autograd.Function's backward reads": edit(
-        "BY = 5.0\n\n\nclass Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n    @staticmethod\n    def backward(ctx, g):\n        return g * BY\n\n\ndef program(x):\n    return Fn.apply(x)\n",
-        ("BY = 5.0", "BY = 6.0"),
-    ),
-    "checkpointed function": edit(
-        "from torch.utils.checkpoint import checkpoint\n\n\ndef inner(x):\n    return x.sin() * 2\n\n\ndef program(x):\n    return checkpoint(inner, x, use_reentrant=False)\n",
-        ("x.sin() * 2", "x.sin() * 3"),
-    ),
-    "branch of torch.cond": edit(
-        "def yes(x):\n    return x * 2\n\n\ndef no(x):\n    return x * 3\n\n\ndef program(x):\n    return torch.cond(x.sum() > 0, yes, no, (x,))\n",
-        ("x * 2", "x * 4"),
-    ),
-    "mapped function": edit(
-        "def inner(x):\n    return x * 2\n\n\ndef program(x):\n    return torch.vmap(inner)(x)\n",
-        ("x * 2", "x * 4"),
-    ),
-    "function whose gradient is taken": edit(
-        "def inner(x):\n    return (x**2).sum()\n\n\ndef program(x):\n    return torch.func.grad(inner)(x)\n",
-        ("x**2", "x**3"),
-    ),
-    "custom operator's fake": edit(
-        "@torch.library.custom_op('changed_program::op', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n\n\n@op.register_fake\ndef _(x):\n    return x.new_empty(x.shape)\n\n\ndef program(x):\n    return op(x.detach()) * 2\n",
-        ("* 2", "* 3"),
+    **rows(
+        {
+            "custom operator's fake": "@torch.library.custom_op('changed_program::op', mutates_args=())\ndef op(x: torch.Tensor) -> torch.Tensor:\n    return x.clone()\n\n\n@op.register_fake\ndef _(x):\n    return x.new_empty(x.shape)\n\n\ndef program(x):\n    return op(x.detach()) «* 2→* 3»\n"
+        },
         how="unfit",
     ),
-    "count of a batch norm": edit(
-        "program = nn.BatchNorm1d(4)\nprogram.num_batches_tracked.fill_(3)\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n",
-        ("fill_(3)", "fill_(7)"),
+    **rows(
+        {
+            "hook of an input": "def inputs():\n    x = torch.ones(3, requires_grad=True)\n    «# here→x.register_hook(lambda g: g * 2)»\n    return [(x,)]\n\n\ndef program(x):\n    return x * x\n"
+        },
+        how="used",
+    ),
+    **rows(
+        {
+            "count of a batch norm": "program = nn.BatchNorm1d(4)\nprogram.num_batches_tracked.«fill_(3)→fill_(7)»\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n"
+        },
         how="used",
         differs=False,
     ),
-    "count of a batch norm without momentum": edit(
-        "program = nn.BatchNorm1d(4, momentum=None)\nprogram.num_batches_tracked.fill_(3)\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n",
-        ("fill_(3)", "fill_(7)"),
+    **rows(
+        {
+            "module as an argument": "class M(nn.Module):\n    def __init__(self, n):\n        super().__init__()\n        self.n = n\n\n    def forward(self, x):\n        return x * self.n\n\n\ndef inputs():\n    return [(torch.ones(3), «M(2.0)→M(4.0)»), (torch.ones(3), M(3.0))]\n\n\ndef program(x, m):\n    return m(x)\n"
+        },
+        how="varies",
+    ),
+    **rows(
+        {
+            "count of a batch norm without momentum": "program = nn.BatchNorm1d(4, momentum=None)\nprogram.num_batches_tracked.«fill_(3)→fill_(7)»\n\n\ndef inputs():\n    return [(torch.arange(12.0).view(3, 4),)]\n"
+        },
         how="varies",
         differs=False,
     ),
@@ -321,178 +257,72 @@ def cells(number: int) -> str:
 
 
 EFFECTS = {
-    "counter in a module": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.n = 0\n\n    def forward(self, x):\n        self.n += 1\n        return x * 2\n\n\nprogram = M()\n\n\ndef state():\n    return program.n\n",
-        ("self.n += 1", "self.n += 2"),
-    ),
-    "counter in a module, unchanged": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.n = 0\n\n    def forward(self, x):\n        self.n += 1\n        return x * 2\n\n\nprogram = M()\n\n\ndef state():\n    return program.n\n",
-        how="used",
-        differs=False,
-    ),
-    "counter in a global": edit(
-        "N = 0\n\n\ndef program(x):\n    global N\n    N += 1\n    return x * 2\n\n\ndef state():\n    return N\n",
-        ("N += 1", "N += 2"),
-    ),
-    "counter in a global, unchanged": edit(
-        "N = 0\n\n\ndef program(x):\n    global N\n    N += 1\n    return x * 2\n\n\ndef state():\n    return N\n",
-        how="used",
-        differs=False,
-    ),
-    "counter that counts on": edit(
-        "N = 0\n\n\ndef inputs():\n    return [(torch.ones(3),)] * 4\n\n\ndef program(x):\n    global N\n    N += 1\n    return x * N\n\n\ndef state():\n    return N\n",
-        ("N = 0", "N = 10"),
-    ),
-    "list appended to": edit(
-        "L = []\n\n\ndef program(x):\n    L.append(x * 2)\n    return x + 1\n\n\ndef state():\n    return L\n",
-        ("x * 2", "x * 3"),
-    ),
-    "list appended to, unchanged": edit(
-        "L = []\n\n\ndef program(x):\n    L.append(x * 2)\n    return x + 1\n\n\ndef state():\n    return L\n",
-        how="used",
-        differs=False,
-    ),
-    "dict written": edit(
-        "D = {}\n\n\ndef program(x):\n    D['a'] = x * 2\n    return x + 1\n\n\ndef state():\n    return D\n",
-        ("'a'", "'b'"),
-    ),
-    "object's attribute written": edit(
-        "class A:\n    pass\n\n\nbox = A()\n\n\ndef program(x):\n    box.last = x * 2\n    return x + 1\n\n\ndef state():\n    return box.last\n",
-        ("x * 2", "x * 3"),
-    ),
-    "object's attribute written, unchanged": edit(
-        "class A:\n    pass\n\n\nbox = A()\n\n\ndef program(x):\n    box.last = x * 2\n    return x + 1\n\n\ndef state():\n    return box.last\n",
-        how="used",
-        differs=False,
-    ),
-    "class attribute written": edit(
-        "class A:\n    n = 1\n\n\ndef program(x):\n    A.n = A.n + 1\n    return x + 1\n\n\ndef state():\n    return A.n\n",
-        ("A.n + 1", "A.n + 2"),
-    ),
-    "object returned": edit(
-        "class A:\n    def __init__(self, v):\n        self.v = v\n\n    def __repr__(self):\n        return repr(self.v.tolist())\n\n\ndef program(x):\n    return A((x * 2).detach())\n",
-        ("x * 2", "x * 3"),
-    ),
-    "input written": edit(
-        "def inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    x.add_(1)\n    return x * 2\n",
-        ("add_(1)", "add_(2)"),
-    ),
-    "input written, unchanged": edit(
-        "def inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    x.add_(1)\n    return x * 2\n",
-        how="used",
-        differs=False,
-    ),
-    "buffer written": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.register_buffer('b', torch.zeros(1))\n\n    def forward(self, x):\n        self.b.add_(1)\n        return x + self.b\n\n\nprogram = M()\n\n\ndef inputs():\n    return [(torch.ones(3),)] * 3\n\n\ndef state():\n    return program.b\n",
-        ("add_(1)", "add_(2)"),
-    ),
-    "buffer replaced, unchanged": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.register_buffer('b', torch.zeros(1))\n\n    def forward(self, x):\n        self.b = self.b + 1\n        return x + self.b\n\n\nprogram = M()\n\n\ndef inputs():\n    return [(torch.ones(3),)] * 3\n\n\ndef state():\n    return program.b\n",
-        how="used",
-        differs=False,
-    ),
-    "function returned": edit(
-        "def program(x):\n    def inner(y):\n        return y + 1\n\n    return inner(x) * 2, inner.__name__\n",
-        ("y + 1", "y + 2"),
-    ),
-    "random numbers, unchanged": edit(
-        "def program(x):\n    return x + torch.rand(3, 4) + F.dropout(x, 0.5)\n", how="used", differs=False
-    ),
-    "random numbers": edit(
-        "def program(x):\n    return x + torch.rand(3, 4)\n", ("torch.rand", "torch.randn")
-    ),
-    "Python's random numbers": edit(
-        "import random\n\n\ndef program(x):\n    random.seed(3)\n    return x * random.random()\n",
-        ("seed(3)", "seed(4)"),
-        how="varies",
-    ),
-    "Python's random numbers, of an object": edit(
-        "import random\n\nr = random.Random(3)\n\n\ndef program(x):\n    return x * r.random()\n",
-        ("Random(3)", "Random(4)"),
-        how="unfit",
-    ),
-    "optimizer's rate": edit(
-        "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
-        ("lr=0.5", "lr=0.25"),
-        how="unfit",
-    ),
-    "optimizer's class": edit(
-        "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
-        ("SGD([p], lr=0.5)", "Adagrad([p], lr=0.25)"),
-        how="unfit",
-    ),
-    "optimizer's compiled step": edit(
-        "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5, momentum=0.5)\nprogram = o.step\n\n\ndef inputs():\n    for _ in range(3):\n        p.grad = torch.ones(3)\n        yield ()\n\n\ndef state():\n    return p\n",
-        ("momentum=0.5", "momentum=0.25"),
-        how="unfit",
-    ),
-    "module that is called where a trace is given up": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = Breaks()\n\n    def forward(self, x):\n        return self.b(x * 3)\n\n\nclass Breaks(nn.Module):\n    def forward(self, x):\n        torch._dynamo.graph_break()\n        return x * 2\n\n\nprogram = M()\n# here\n",
-        ("# here", "# there"),
-        how="used",
-        differs=False,
-    ),
-    "graph break, edit after it": edit(
-        "def program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y + 1\n",
-        ("y + 1", "y + 2"),
-    ),
-    "graph break, edit before it": edit(
-        "def program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y + 1\n",
-        ("x * 2", "x * 3"),
-    ),
-    "graph break, global read after it": edit(
-        "BY = 2.0\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y * BY\n",
-        ("BY = 2.0", "BY = 3.0"),
-        how="partly",
-    ),
-    "graph break, callee edited after it": edit(
-        "def inner(x):\n    return x + 1\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return inner(y)\n",
-        ("x + 1", "x + 2"),
-        how="partly",
-    ),
-    "graph break in a callee": edit(
-        "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return y * 2\n\n\ndef program(x):\n    return inner(x * 2) + 1\n",
-        ("y * 2", "y * 3"),
-        how="partly",
-    ),
-    "graph break in a loop": edit(
-        "def program(x):\n    for i in range(2):\n        x = x * 2\n        torch._dynamo.graph_break()\n        x = x + i\n    return x\n",
-        ("x + i", "x - i"),
-        how="unfit",
-    ),
-    "graph break, unchanged": edit(
-        "def program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y + 1\n",
-        differs=False,
-        how="used",
-    ),
-    "graph break with a closure": edit(
-        "def program(x):\n    k = 2.0\n\n    def inner(y):\n        return y * k\n\n    x = x + 1\n    torch._dynamo.graph_break()\n    return inner(x)\n",
-        ("k = 2.0", "k = 3.0"),
-    ),
     "graph break with a closure, unchanged": edit(
         cells(11), ("# a comment", "# another comment"), differs=False, how="used"
     ),
     "graph break with a closure, edit after it": edit(cells(12), ("y - k", "y - 2 * k")),
     "graph break with a closure, callee edited": edit(cells(13), ("return z * 3", "return z * 4")),
     "graph break with a closure, a value of it": edit(cells(14), ("BY = 2.0", "BY = 3.0")),
-    "graph break with a closure, of a function made before": edit(
-        "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\nprogram = make(2.0)\n",
-        ("make(2.0)", "make(3.0)"),
+    **rows(
+        {
+            "counter in a module": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.n = 0\n\n    def forward(self, x):\n        «self.n += 1→self.n += 2»\n        return x * 2\n\n\nprogram = M()\n\n\ndef state():\n    return program.n\n",
+            "counter in a global": "N = 0\n\n\ndef program(x):\n    global N\n    «N += 1→N += 2»\n    return x * 2\n\n\ndef state():\n    return N\n",
+            "counter that counts on": "«N = 0→N = 10»\n\n\ndef inputs():\n    return [(torch.ones(3),)] * 4\n\n\ndef program(x):\n    global N\n    N += 1\n    return x * N\n\n\ndef state():\n    return N\n",
+            "list appended to": "L = []\n\n\ndef program(x):\n    L.append(«x * 2→x * 3»)\n    return x + 1\n\n\ndef state():\n    return L\n",
+            "dict written": "D = {}\n\n\ndef program(x):\n    D[«'a'→'b'»] = x * 2\n    return x + 1\n\n\ndef state():\n    return D\n",
+            "object's attribute written": "class A:\n    pass\n\n\nbox = A()\n\n\ndef program(x):\n    box.last = «x * 2→x * 3»\n    return x + 1\n\n\ndef state():\n    return box.last\n",
+            "class attribute written": "class A:\n    n = 1\n\n\ndef program(x):\n    A.n = «A.n + 1→A.n + 2»\n    return x + 1\n\n\ndef state():\n    return A.n\n",
+            "object returned": "class A:\n    def __init__(self, v):\n        self.v = v\n\n    def __repr__(self):\n        return repr(self.v.tolist())\n\n\ndef program(x):\n    return A((«x * 2→x * 3»).detach())\n",
+            "input written": "def inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    x.«add_(1)→add_(2)»\n    return x * 2\n",
+            "buffer written": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.register_buffer('b', torch.zeros(1))\n\n    def forward(self, x):\n        self.b.«add_(1)→add_(2)»\n        return x + self.b\n\n\nprogram = M()\n\n\ndef inputs():\n    return [(torch.ones(3),)] * 3\n\n\ndef state():\n    return program.b\n",
+            "function returned": "def program(x):\n    def inner(y):\n        return «y + 1→y + 2»\n\n    return inner(x) * 2, inner.__name__\n",
+            "random numbers": "def program(x):\n    return x + «torch.rand→torch.randn»(3, 4)\n",
+            "graph break, edit after it": "def program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return «y + 1→y + 2»\n",
+            "graph break, edit before it": "def program(x):\n    y = «x * 2→x * 3»\n    torch._dynamo.graph_break()\n    return y + 1\n",
+            "graph break with a closure": "def program(x):\n    «k = 2.0→k = 3.0»\n\n    def inner(y):\n        return y * k\n\n    x = x + 1\n    torch._dynamo.graph_break()\n    return inner(x)\n",
+            "graph break with a closure, of a function made before": "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\nprogram = «make(2.0)→make(3.0)»\n",
+            "graph break with a closure that is written": "def program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = «k + 1→k + 2»\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+        }
     ),
-    "graph break with a closure, of a function made before, unchanged": edit(
-        "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\n# here\nprogram = make(2.0)\n",
-        ("# here", "# there"),
-        differs=False,
+    **rows(
+        {
+            "graph break, global read after it": "«BY = 2.0→BY = 3.0»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y * BY\n",
+            "graph break, callee edited after it": "def inner(x):\n    return «x + 1→x + 2»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return inner(y)\n",
+            "graph break in a callee": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    return inner(x * 2) + 1\n",
+        },
+        how="partly",
+    ),
+    **rows(
+        {
+            "Python's random numbers, of an object": "import random\n\nr = random.«Random(3)→Random(4)»\n\n\ndef program(x):\n    return x * r.random()\n",
+            "optimizer's rate": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], «lr=0.5→lr=0.25»)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
+            "optimizer's class": "p = nn.Parameter(torch.ones(3))\no = torch.optim.«SGD([p], lr=0.5)→Adagrad([p], lr=0.25)»\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
+            "optimizer's compiled step": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5, «momentum=0.5→momentum=0.25»)\nprogram = o.step\n\n\ndef inputs():\n    for _ in range(3):\n        p.grad = torch.ones(3)\n        yield ()\n\n\ndef state():\n    return p\n",
+            "graph break in a loop": "def program(x):\n    for i in range(2):\n        x = x * 2\n        torch._dynamo.graph_break()\n        x = «x + i→x - i»\n    return x\n",
+        },
+        how="unfit",
+    ),
+    **rows(
+        {
+            "counter in a module, unchanged": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.n = 0\n\n    def forward(self, x):\n        self.n += 1\n        return x * 2\n\n\nprogram = M()\n\n\ndef state():\n    return program.n\n",
+            "counter in a global, unchanged": "N = 0\n\n\ndef program(x):\n    global N\n    N += 1\n    return x * 2\n\n\ndef state():\n    return N\n",
+            "list appended to, unchanged": "L = []\n\n\ndef program(x):\n    L.append(x * 2)\n    return x + 1\n\n\ndef state():\n    return L\n",
+            "object's attribute written, unchanged": "class A:\n    pass\n\n\nbox = A()\n\n\ndef program(x):\n    box.last = x * 2\n    return x + 1\n\n\ndef state():\n    return box.last\n",
+            "input written, unchanged": "def inputs():\n    return [(torch.ones(3),)]\n\n\ndef program(x):\n    x.add_(1)\n    return x * 2\n",
+            "buffer replaced, unchanged": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.register_buffer('b', torch.zeros(1))\n\n    def forward(self, x):\n        self.b = self.b + 1\n        return x + self.b\n\n\nprogram = M()\n\n\ndef inputs():\n    return [(torch.ones(3),)] * 3\n\n\ndef state():\n    return program.b\n",
+            "random numbers, unchanged": "def program(x):\n    return x + torch.rand(3, 4) + F.dropout(x, 0.5)\n",
+            "module that is called where a trace is given up": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = Breaks()\n\n    def forward(self, x):\n        return self.b(x * 3)\n\n\nclass Breaks(nn.Module):\n    def forward(self, x):\n        torch._dynamo.graph_break()\n        return x * 2\n\n\nprogram = M()\n«# here→# there»\n",
+            "graph break, unchanged": "def program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y + 1\n",
+            "graph break with a closure, of a function made before, unchanged": "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\n«# here→# there»\nprogram = make(2.0)\n",
+            "graph break with a closure that is written, unchanged": "«# here→# there»\n\n\ndef program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+        },
         how="used",
-    ),
-    "graph break with a closure that is written": edit(
-        "def program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
-        ("k + 1", "k + 2"),
-    ),
-    "graph break with a closure that is written, unchanged": edit(
-        "# here\n\n\ndef program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = k + 1\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
-        ("# here", "# there"),
         differs=False,
-        how="used",
+    ),
+    **rows(
+        {
+            "Python's random numbers": "import random\n\n\ndef program(x):\n    random.«seed(3)→seed(4)»\n    return x * random.random()\n"
+        },
+        how="varies",
     ),
 }

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from program_changes import Change, edit
+from program_changes import Change, edit, rows
 
 BOX = """
 class Base:
@@ -104,11 +104,6 @@ CLASSES = {
     "property": edit(BOX, ("self.scale / 2", "self.scale / 4")),
     "classmethod": edit(BOX, ("cls.rate + 1", "cls.rate + 2")),
     "staticmethod": edit(BOX, ("return x - 1", "return x - 2")),
-    "staticmethod becomes classmethod": edit(
-        "class A:\n    @staticmethod\n    def f(x=1, y=2):\n        return y\n\n\ndef program(x):\n    return x * (A.f(3) if isinstance(A.f(3), int) else 5)\n",
-        ("@staticmethod", "@classmethod"),
-        ("return y", "return y"),
-    ),
     "__call__": edit(BOX, ("x * 1.5", "x * 2.5")),
     "__len__": edit(BOX, ("return 3", "return 4")),
     "object's float": edit(BOX, ("self.scale = 2.0", "self.scale = 3.0")),
@@ -117,373 +112,124 @@ CLASSES = {
     "object's attribute set later": Change(
         text=BOX, patch=lambda m, module: m.setattr(module.box, "scale", 4.0)
     ),
-    "another base": edit(
-        "class A:\n    by = 2.0\n\n\nclass B:\n    by = 3.0\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("class C(A)", "class C(B)"),
+    "complex": edit("C = 2j\n\n\ndef program(x):\n    return torch.view_as_real(x * C)\n", ("2j", "3j")),
+    "None or a value in an object": edit(BOX, ("self.scale = 2.0", "self.scale = 2"), differs=False),
+    **rows(
+        {
+            "staticmethod becomes classmethod": "class A:\n    «@staticmethod→@classmethod»\n    def f(x=1, y=2):\n        «return y→return y»\n\n\ndef program(x):\n    return x * (A.f(3) if isinstance(A.f(3), int) else 5)\n",
+            "another base": "class A:\n    by = 2.0\n\n\nclass B:\n    by = 3.0\n\n\n«class C(A)→class C(B)»:\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * box.by\n",
+            "isinstance after a change of bases": "class A:\n    pass\n\n\nclass B:\n    pass\n\n\n«class C(A)→class C(B)»:\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
+            "issubclass after a change of bases": "class A:\n    pass\n\n\n«class C(A)→class C»:\n    pass\n\n\ndef program(x):\n    return x * 2 if issubclass(C, A) else x * 3\n",
+            "isinstance after a change in a tuple of classes": "class A:\n    pass\n\n\nclass B:\n    pass\n\n\nKINDS = «(A, B)→(B,)»\nbox = A()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, KINDS) else x * 3\n",
+            "metaclass's attribute": "class M(type):\n    «by = 2.0→by = 3.0»\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by\n",
+            "__init_subclass__": "class A:\n    def __init_subclass__(cls):\n        cls.«by = 2.0→by = 3.0»\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * box.by\n",
+            "object made inside": "class A:\n    def __init__(self, «by=2.0→by=3.0»):\n        self.by = by\n\n\ndef program(x):\n    return x * A().by\n",
+            "object made inside, class attribute": "class A:\n    «by = 2.0→by = 3.0»\n\n\ndef program(x):\n    return x * A().by\n",
+            "object made inside, class attribute a list": "class A:\n    by = «[2.0]→[3.0]»\n\n\ndef program(x):\n    return x * A().by[0]\n",
+            "__new__": "class A:\n    def __new__(cls):\n        made = super().__new__(cls)\n        made.«by = 2.0→by = 3.0»\n        return made\n\n\ndef program(x):\n    return x * A().by\n",
+            "descriptor": "class D:\n    def __get__(self, o, kind):\n        «return 2.0→return 3.0»\n\n\nclass A:\n    by = D()\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
+            "descriptor's own attribute": "class D:\n    def __init__(self, v):\n        self.v = v\n\n    def __get__(self, o, kind):\n        return self.v\n\n\nclass A:\n    by = «D(2.0)→D(3.0)»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
+            "class attribute that is an object": "class D:\n    def __init__(self, v):\n        self.v = v\n\n\nclass A:\n    by = «D(2.0)→D(3.0)»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by.v\n",
+            "class attribute that is a tuple of functions": "def a(x):\n    return x + 1\n\n\ndef b(x):\n    return x + 2\n\n\nclass A:\n    f = «(a, b)→(b, a)»\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f[0](x)\n",
+            "class attribute that is a partial": "import functools\n\n\ndef a(x, by):\n    return x * by\n\n\nclass A:\n    f = functools.partial(a, «by=2.0→by=3.0»)\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
+            "class attribute that is a torch function": "class A:\n    f = «torch.sin→torch.cos»\n\n\ndef program(x):\n    return A.f(x)\n",
+            "class attribute that is a class": "class D:\n    v = 2.0\n\n\nclass E:\n    v = 3.0\n\n\nclass A:\n    «by = D→by = E»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by.v\n",
+            "decorated method, decorator's argument": "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @«times(2.0)→times(3.0)»\n    def f(self, x):\n        return x + 1\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
+            "decorated method, decorator's list": "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n[0]\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @times(«[2.0]→[3.0]»)\n    def f(self, x):\n        return x + 1\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
+            "decorated method of an object made inside": "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @«times(2.0)→times(3.0)»\n    def f(self, x):\n        return x + 1\n\n\ndef program(x):\n    return A().f(x)\n",
+            "decorated classmethod": "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @classmethod\n    @«times(2.0)→times(3.0)»\n    def f(self, x):\n        return x + 1\n\n\ndef program(x):\n    return A.f(x)\n",
+            "decorated staticmethod": "def times(n):\n    def decorate(f):\n        def wrapper(x):\n            return f(x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @staticmethod\n    @«times(2.0)→times(3.0)»\n    def f(x):\n        return x + 1\n\n\ndef program(x):\n    return A.f(x)\n",
+            "decorated property": "def times(n):\n    def decorate(f):\n        def wrapper(self):\n            return f(self) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @property\n    @«times(2.0)→times(3.0)»\n    def f(self):\n        return 1.5\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.f\n",
+            "method's default that is a list": "class A:\n    def f(self, x, by=«[2.0]→[3.0]»):\n        return x * by[0]\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
+            "method's default that is a list, object made inside": "class A:\n    def f(self, x, by=«[2.0]→[3.0]»):\n        return x * by[0]\n\n\ndef program(x):\n    return A().f(x)\n",
+            "staticmethod's default that is a dict": "class A:\n    @staticmethod\n    def f(x, by={'a': «2.0→3.0»}):\n        return x * by['a']\n\n\ndef program(x):\n    return A.f(x)\n",
+            "classmethod's default that is an object": "class D:\n    def __init__(self, v):\n        self.v = v\n\n\nclass A:\n    @classmethod\n    def f(cls, x, by=«D(2.0)→D(3.0)»):\n        return x * by.v\n\n\ndef program(x):\n    return A.f(x)\n",
+            "property's closure": "def make(n):\n    return property(lambda self: n)\n\n\nclass A:\n    by = «make(2.0)→make(3.0)»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
+            "super()": "class A:\n    def f(self, x):\n        return «x * 2→x * 3»\n\n\nclass B(A):\n    def f(self, x):\n        return super().f(x) + 1\n\n\nbox = B()\n\n\ndef program(x):\n    return box.f(x)\n",
+            "super() to a class put between": "class A:\n    def f(self, x):\n        return x * 2\n\n\nclass M(A):\n    def f(self, x):\n        return x * 9\n\n\nclass B(A):\n    def f(self, x):\n        return super().f(x) + 1\n\n\n«class C(B)→class C(B, M)»:\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return box.f(x)\n",
+            "dataclass's default": "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float «= 2.0→= 3.0»\n\n\ndef program(x):\n    return x * A().by\n",
+            "dataclass's default, object made outside": "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float «= 2.0→= 3.0»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
+            "dataclass's factory": "import dataclasses\n\n\ndef values():\n    return «[2.0]→[3.0]»\n\n\n@dataclasses.dataclass\nclass A:\n    by: list = dataclasses.field(default_factory=values)\n\n\ndef program(x):\n    return x * A().by[0]\n",
+            "dataclass's metadata": "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float = dataclasses.field(default=1.0, metadata={«'by': 2.0→'by': 3.0»})\n\n\nbox = A()\n\n\ndef program(x):\n    return x * dataclasses.fields(box)[0].metadata['by']\n",
+            "frozen dataclass": "import dataclasses\n\n\n@dataclasses.dataclass(frozen=True)\nclass A:\n    by: float = 2.0\n\n\nbox = «A(2.0)→A(3.0)»\n\n\ndef program(x):\n    return x * box.by\n",
+            "dataclass as an argument": "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float = 2.0\n\n\ndef inputs():\n    return [(torch.ones(3), «A(2.0)→A(3.0)»)]\n\n\ndef program(x, a):\n    return x * a.by\n",
+            "enum's value": "import enum\n\n\nclass E(enum.Enum):\n    «A = 2.0→A = 5.0»\n    B = 3.0\n\n\ndef program(x):\n    return x * E.A.value\n",
+            "enum's value, of a global": "import enum\n\n\nclass E(enum.Enum):\n    «A = 2.0→A = 5.0»\n    B = 3.0\n\n\nMODE = E.A\n\n\ndef program(x):\n    return x * MODE.value\n",
+            "enum's value, of an argument": "import enum\n\n\nclass E(enum.Enum):\n    «A = 2.0→A = 5.0»\n    B = 3.0\n\n\ndef inputs():\n    return [(torch.ones(3), E.A)]\n\n\ndef program(x, mode):\n    return x * mode.value\n",
+            "enum's value, of a module's attribute": "import enum\n\n\nclass E(enum.Enum):\n    «A = 2.0→A = 5.0»\n    B = 3.0\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.mode = E.A\n\n    def forward(self, x):\n        return x * self.mode.value\n\n\nprogram = M()\n",
+            "enum's member": "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\n«MODE = E.A→MODE = E.B»\n\n\ndef program(x):\n    return x * 2 if MODE is E.A else x * 3\n",
+            "enum of ints": "import enum\n\n\nclass E(enum.IntEnum):\n    «A = 2→A = 5»\n    B = 3\n\n\ndef program(x):\n    return x * E.A\n",
+            "enum of strings": "import enum\n\n\nclass E(str, enum.Enum):\n    A = «'sin'→'cos'»\n    B = 'x'\n\n\ndef program(x):\n    return getattr(torch, E.A.value)(x)\n",
+            "enum by its value": "import enum\n\n\nclass E(enum.Enum):\n    «A = 'a'→A = 'b'»\n    «B = 'b'→B = 'a'»\n\n\ndef program(x):\n    return x * 2 if E('a') is E.A else x * 3\n",
+            "enum's members counted": "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    «B = 3.0→B = 3.0\n    C = 4.0»\n\n\ndef program(x):\n    return x * len(E)\n",
+            "enum as a key": "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\nD = {«E.A: 2.0→E.A: 3.0», E.B: 4.0}\n\n\ndef program(x):\n    return x * D[E.A]\n",
+            "namedtuple's value": "import collections\n\nP = collections.namedtuple('P', 'a b')\np = «P(2.0→P(4.0», 3.0)\n\n\ndef program(x):\n    return x * p.a\n",
+            "namedtuple's order": "import collections\n\nP = collections.namedtuple('P', «'a b'→'b a'»)\np = P(2.0, 3.0)\n\n\ndef program(x):\n    return x * p.a\n",
+            "slots": "class A:\n    __slots__ = ('by',)\n\n    def __init__(self):\n        self.«by = 2.0→by = 3.0»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
+            "config object": "class Config:\n    def __init__(self, **given):\n        self.__dict__.update(given)\n\n\nclass M(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n        self.config = config\n\n    def forward(self, x):\n        return x * self.config.scale if self.config.on else x\n\n\nprogram = M(Config(«scale=2.0→scale=3.0», on=True))\n",
+            "config object of SimpleNamespace": "import types\n\nconfig = types.SimpleNamespace(«scale=2.0→scale=3.0»)\n\n\ndef program(x):\n    return x * config.scale\n",
+            "dict subclass's method": "class D(dict):\n    def __missing__(self, key):\n        «return 2.0→return 3.0»\n\n\nd = D()\n\n\ndef program(x):\n    return x * d['a']\n",
+            "defaultdict's factory": "import collections\n\n\ndef two():\n    return 2.0\n\n\ndef three():\n    return 3.0\n\n\nd = collections.«defaultdict(two)→defaultdict(three)»\n\n\ndef program(x):\n    return x * d['a']\n",
+            "deque": "import collections\n\nd = collections.deque(«[2.0→[4.0», 3.0])\n\n\ndef program(x):\n    return x * d[0]\n",
+            "mapping proxy": "import types\n\nd = types.MappingProxyType({'a': «2.0→3.0»})\n\n\ndef program(x):\n    return x * d['a']\n",
+            "function's attribute": "def scaled(x):\n    return x * scaled.by\n\n\nscaled.«by = 2.0→by = 3.0»\n\n\ndef program(x):\n    return scaled(x)\n",
+            "function's name": "«def a(x)→def long_name(x)»:\n    return x\n\n\n«b = a→b = long_name»\n\n\ndef program(x):\n    return x * len(b.__name__)\n",
+            "class's name": "«class A:→class Longer:»\n    pass\n\n\n«box = A()→box = Longer()»\n\n\ndef program(x):\n    return x * len(type(box).__name__)\n",
+            "vars of an object": "class A:\n    pass\n\n\nbox = A()\n«box.a = 1→box.a = 1\nbox.b = 2»\n\n\ndef program(x):\n    return x * len(box.__dict__)\n",
+            "bound method of an object": "class A:\n    def __init__(self, by):\n        self.by = by\n\n    def f(self, x):\n        return x * self.by\n\n\nf = «A(2.0)→A(3.0)».f\n\n\ndef program(x):\n    return f(x)\n",
+            "thread's variable": "import threading\n\nv = threading.local()\nv.«by = 2.0→by = 3.0»\n\n\ndef program(x):\n    return x * v.by\n",
+            "range": "R = «range(3)→range(1, 3)»\n\n\ndef program(x):\n    for i in R:\n        x = x * 2 + i\n    return x\n",
+            "slice object": "S = «slice(0, 2)→slice(1, 3)»\n\n\ndef program(x):\n    return x[S] * 2\n",
+            "dtype": "D = «torch.float64→torch.bfloat16»\n\n\ndef program(x):\n    return x.to(D) * 2\n",
+            "size": "D = torch.Size(«[4, 3]→[2, 6]»)\n\n\ndef program(x):\n    return x.reshape(D) * 2\n",
+            "device": "D = torch.device(«'cpu'→'meta'»)\n\n\ndef program(x):\n    return x * len(torch.ones(3, device=D).device.type)\n",
+            "module alias": "«import math as lib→import cmath as lib»\n\n\ndef program(x):\n    return x * «lib.sqrt(2)→abs(lib.sqrt(-2 * -2))»\n",
+        }
     ),
-    "class with a function that is not traced": edit(
-        "class A:\n    @torch.compiler.disable\n    def f(self, x):\n        return x\n\n\nbox = A()\n# here\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
-        ("# here", "# there"),
+    **rows(
+        {
+            "operator.itemgetter": "import operator\n\nget = operator.«itemgetter(0)→itemgetter(1)»\n\n\ndef program(x):\n    return x * get((2.0, 3.0))\n"
+        },
+        how="partly",
+    ),
+    **rows(
+        {
+            "__instancecheck__ of a metaclass": "class M(type):\n    def __instancecheck__(cls, o):\n        «return True→return False»\n\n\nclass A(metaclass=M):\n    pass\n\n\nclass C:\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
+            "protocol and an attribute": "import typing\n\n\n@typing.runtime_checkable\nclass P(typing.Protocol):\n    extra: int\n\n\nclass C:\n    pass\n\n\nbox = C()\n«# here→box.extra = 1»\n\n\ndef program(x):\n    return x * 2 if isinstance(box, P) else x * 3\n",
+            "metaclass's __call__": "class M(type):\n    def __call__(cls):\n        made = super().__call__()\n        made.«by = 2.0→by = 3.0»\n        return made\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A().by\n",
+            "dataclass's factory, a lambda": "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: list = dataclasses.field(default_factory=lambda: «[2.0]→[3.0]»)\n\n\ndef program(x):\n    return x * A().by[0]\n",
+            "class's docstring, read": "class A:\n    «'''one'''→'''three'''»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__doc__)\n",
+            "iterator": "def inputs():\n    return [(torch.ones(3), «iter((2.0→iter((4.0», 3.0)))]\n\n\ndef program(x, it):\n    return x * next(it)\n",
+            "numpy's scalar": "import numpy as np\n\nn = np.float64«(2.0)→(3.0)»\n\n\ndef program(x):\n    return x * n\n",
+            "numpy's array": "import numpy as np\n\nn = np.array(«[2.0→[3.0», 1.0, 1.0, 1.0])\n\n\ndef program(x):\n    return x * torch.from_numpy(n).float()\n",
+        },
+        how="unfit",
+    ),
+    **rows(
+        {
+            "operator.methodcaller": "import operator\n\nget = operator.methodcaller(«'sin'→'cos'»)\n\n\ndef program(x):\n    return get(x)\n"
+        },
+        how="used",
+    ),
+    **rows(
+        {
+            "class with a function that is not traced": "class A:\n    @torch.compiler.disable\n    def f(self, x):\n        return x\n\n\nbox = A()\n«# here→# there»\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n"
+        },
         how="used",
         differs=False,
     ),
-    "isinstance after a change of bases": edit(
-        "class A:\n    pass\n\n\nclass B:\n    pass\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
-        ("class C(A)", "class C(B)"),
-    ),
-    "issubclass after a change of bases": edit(
-        "class A:\n    pass\n\n\nclass C(A):\n    pass\n\n\ndef program(x):\n    return x * 2 if issubclass(C, A) else x * 3\n",
-        ("class C(A)", "class C"),
-    ),
-    "isinstance after a change in a tuple of classes": edit(
-        "class A:\n    pass\n\n\nclass B:\n    pass\n\n\nKINDS = (A, B)\nbox = A()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, KINDS) else x * 3\n",
-        ("(A, B)", "(B,)"),
-    ),
-    "__instancecheck__ of a metaclass": edit(
-        "class M(type):\n    def __instancecheck__(cls, o):\n        return True\n\n\nclass A(metaclass=M):\n    pass\n\n\nclass C:\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * 2 if isinstance(box, A) else x * 3\n",
-        ("return True", "return False"),
-        how="unfit",
-    ),
-    "protocol and an attribute": edit(
-        "import typing\n\n\n@typing.runtime_checkable\nclass P(typing.Protocol):\n    extra: int\n\n\nclass C:\n    pass\n\n\nbox = C()\n# here\n\n\ndef program(x):\n    return x * 2 if isinstance(box, P) else x * 3\n",
-        ("# here", "box.extra = 1"),
-        how="unfit",
-    ),
-    "metaclass's property": edit(
-        "class M(type):\n    @property\n    def by(cls):\n        return 2.0\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by\n",
-        ("return 2.0", "return 3.0"),
+    **rows(
+        {
+            "metaclass's property": "class M(type):\n    @property\n    def by(cls):\n        «return 2.0→return 3.0»\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by\n",
+            "metaclass's method": "class M(type):\n    def by(cls):\n        «return 2.0→return 3.0»\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by()\n",
+            "enum iterated": "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    «B = 3.0→B = 4.0»\n\n\ndef program(x):\n    for e in E:\n        x = x * e.value + 1\n    return x\n",
+            "flag": "import enum\n\n\nclass E(enum.Flag):\n    A = 1\n    B = 2\n\n\nMODE = «E.A | E.B→E.B»\n\n\ndef program(x):\n    return x * 2 if E.A in MODE else x * 3\n",
+            "namedtuple's default": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: float «= 2.0→= 3.0»\n\n\ndef program(x):\n    return x * P().a\n",
+            "namedtuple's order, made inside": "import collections\n\nP = collections.namedtuple('P', «'a b'→'b a'»)\n\n\ndef program(x):\n    return x * P(2.0, 3.0).a\n",
+            "single dispatch": "import functools\n\n\n@functools.singledispatch\ndef f(x):\n    return 1.0\n\n\n@f.register\ndef _(x: int):\n    «return 2.0→return 3.0»\n\n\ndef program(x):\n    return x * f(3)\n",
+            "bound method of a builtin object": "get = {'a': «2.0→3.0»}.get\n\n\ndef program(x):\n    return x * get('a')\n",
+            "context variable": "import contextvars\n\nv = contextvars.ContextVar('v')\nv.«set(2.0)→set(3.0)»\n\n\ndef program(x):\n    return x * v.get()\n",
+        },
         how="varies",
     ),
-    "metaclass's method": edit(
-        "class M(type):\n    def by(cls):\n        return 2.0\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by()\n",
-        ("return 2.0", "return 3.0"),
-        how="varies",
-    ),
-    "metaclass's attribute": edit(
-        "class M(type):\n    by = 2.0\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "metaclass's __call__": edit(
-        "class M(type):\n    def __call__(cls):\n        made = super().__call__()\n        made.by = 2.0\n        return made\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A().by\n",
-        ("by = 2.0", "by = 3.0"),
-        how="unfit",
-    ),
-    "__init_subclass__": edit(
-        "class A:\n    def __init_subclass__(cls):\n        cls.by = 2.0\n\n\nclass C(A):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "object made inside": edit(
-        "class A:\n    def __init__(self, by=2.0):\n        self.by = by\n\n\ndef program(x):\n    return x * A().by\n",
-        ("by=2.0", "by=3.0"),
-    ),
-    "object made inside, class attribute": edit(
-        "class A:\n    by = 2.0\n\n\ndef program(x):\n    return x * A().by\n", ("by = 2.0", "by = 3.0")
-    ),
-    "object made inside, class attribute a list": edit(
-        "class A:\n    by = [2.0]\n\n\ndef program(x):\n    return x * A().by[0]\n", ("[2.0]", "[3.0]")
-    ),
-    "__new__": edit(
-        "class A:\n    def __new__(cls):\n        made = super().__new__(cls)\n        made.by = 2.0\n        return made\n\n\ndef program(x):\n    return x * A().by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "descriptor": edit(
-        "class D:\n    def __get__(self, o, kind):\n        return 2.0\n\n\nclass A:\n    by = D()\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("return 2.0", "return 3.0"),
-    ),
-    "descriptor's own attribute": edit(
-        "class D:\n    def __init__(self, v):\n        self.v = v\n\n    def __get__(self, o, kind):\n        return self.v\n\n\nclass A:\n    by = D(2.0)\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("D(2.0)", "D(3.0)"),
-    ),
-    "class attribute that is an object": edit(
-        "class D:\n    def __init__(self, v):\n        self.v = v\n\n\nclass A:\n    by = D(2.0)\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by.v\n",
-        ("D(2.0)", "D(3.0)"),
-    ),
-    "class attribute that is a tuple of functions": edit(
-        "def a(x):\n    return x + 1\n\n\ndef b(x):\n    return x + 2\n\n\nclass A:\n    f = (a, b)\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f[0](x)\n",
-        ("(a, b)", "(b, a)"),
-    ),
-    "class attribute that is a partial": edit(
-        "import functools\n\n\ndef a(x, by):\n    return x * by\n\n\nclass A:\n    f = functools.partial(a, by=2.0)\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
-        ("by=2.0", "by=3.0"),
-    ),
-    "class attribute that is a torch function": edit(
-        "class A:\n    f = torch.sin\n\n\ndef program(x):\n    return A.f(x)\n", ("torch.sin", "torch.cos")
-    ),
-    "class attribute that is a class": edit(
-        "class D:\n    v = 2.0\n\n\nclass E:\n    v = 3.0\n\n\nclass A:\n    by = D\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by.v\n",
-        ("by = D", "by = E"),
-    ),
-    "decorated method, decorator's argument": edit(
-        "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @times(2.0)\n    def f(self, x):\n        return x + 1\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
-    "decorated method, decorator's list": edit(
-        "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n[0]\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @times([2.0])\n    def f(self, x):\n        return x + 1\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
-        ("[2.0]", "[3.0]"),
-    ),
-    "decorated method of an object made inside": edit(
-        "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @times(2.0)\n    def f(self, x):\n        return x + 1\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
-    "decorated classmethod": edit(
-        "def times(n):\n    def decorate(f):\n        def wrapper(self, x):\n            return f(self, x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @classmethod\n    @times(2.0)\n    def f(self, x):\n        return x + 1\n\n\ndef program(x):\n    return A.f(x)\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
-    "decorated staticmethod": edit(
-        "def times(n):\n    def decorate(f):\n        def wrapper(x):\n            return f(x) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @staticmethod\n    @times(2.0)\n    def f(x):\n        return x + 1\n\n\ndef program(x):\n    return A.f(x)\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
-    "decorated property": edit(
-        "def times(n):\n    def decorate(f):\n        def wrapper(self):\n            return f(self) * n\n\n        return wrapper\n\n    return decorate\n\n\nclass A:\n    @property\n    @times(2.0)\n    def f(self):\n        return 1.5\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.f\n",
-        ("times(2.0)", "times(3.0)"),
-    ),
-    "method's default that is a list": edit(
-        "class A:\n    def f(self, x, by=[2.0]):\n        return x * by[0]\n\n\nbox = A()\n\n\ndef program(x):\n    return box.f(x)\n",
-        ("[2.0]", "[3.0]"),
-    ),
-    "method's default that is a list, object made inside": edit(
-        "class A:\n    def f(self, x, by=[2.0]):\n        return x * by[0]\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("[2.0]", "[3.0]"),
-    ),
-    "staticmethod's default that is a dict": edit(
-        "class A:\n    @staticmethod\n    def f(x, by={'a': 2.0}):\n        return x * by['a']\n\n\ndef program(x):\n    return A.f(x)\n",
-        ("2.0", "3.0"),
-    ),
-    "classmethod's default that is an object": edit(
-        "class D:\n    def __init__(self, v):\n        self.v = v\n\n\nclass A:\n    @classmethod\n    def f(cls, x, by=D(2.0)):\n        return x * by.v\n\n\ndef program(x):\n    return A.f(x)\n",
-        ("D(2.0)", "D(3.0)"),
-    ),
-    "property's closure": edit(
-        "def make(n):\n    return property(lambda self: n)\n\n\nclass A:\n    by = make(2.0)\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("make(2.0)", "make(3.0)"),
-    ),
-    "super()": edit(
-        "class A:\n    def f(self, x):\n        return x * 2\n\n\nclass B(A):\n    def f(self, x):\n        return super().f(x) + 1\n\n\nbox = B()\n\n\ndef program(x):\n    return box.f(x)\n",
-        ("x * 2", "x * 3"),
-    ),
-    "super() to a class put between": edit(
-        "class A:\n    def f(self, x):\n        return x * 2\n\n\nclass M(A):\n    def f(self, x):\n        return x * 9\n\n\nclass B(A):\n    def f(self, x):\n        return super().f(x) + 1\n\n\nclass C(B):\n    pass\n\n\nbox = C()\n\n\ndef program(x):\n    return box.f(x)\n",
-        ("class C(B)", "class C(B, M)"),
-    ),
-    "dataclass's default": edit(
-        "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float = 2.0\n\n\ndef program(x):\n    return x * A().by\n",
-        ("= 2.0", "= 3.0"),
-    ),
-    "dataclass's default, object made outside": edit(
-        "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float = 2.0\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("= 2.0", "= 3.0"),
-    ),
-    "dataclass's factory": edit(
-        "import dataclasses\n\n\ndef values():\n    return [2.0]\n\n\n@dataclasses.dataclass\nclass A:\n    by: list = dataclasses.field(default_factory=values)\n\n\ndef program(x):\n    return x * A().by[0]\n",
-        ("[2.0]", "[3.0]"),
-    ),
-    "dataclass's factory, a lambda": edit(
-        "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: list = dataclasses.field(default_factory=lambda: [2.0])\n\n\ndef program(x):\n    return x * A().by[0]\n",
-        ("[2.0]", "[3.0]"),
-        how="unfit",
-    ),
-    "dataclass's metadata": edit(
-        "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float = dataclasses.field(default=1.0, metadata={'by': 2.0})\n\n\nbox = A()\n\n\ndef program(x):\n    return x * dataclasses.fields(box)[0].metadata['by']\n",
-        ("'by': 2.0", "'by': 3.0"),
-    ),
-    "frozen dataclass": edit(
-        "import dataclasses\n\n\n@dataclasses.dataclass(frozen=True)\nclass A:\n    by: float = 2.0\n\n\nbox = A(2.0)\n\n\ndef program(x):\n    return x * box.by\n",
-        ("A(2.0)", "A(3.0)"),
-    ),
-    "dataclass as an argument": edit(
-        "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: float = 2.0\n\n\ndef inputs():\n    return [(torch.ones(3), A(2.0))]\n\n\ndef program(x, a):\n    return x * a.by\n",
-        ("A(2.0)", "A(3.0)"),
-    ),
-    "enum's value": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\ndef program(x):\n    return x * E.A.value\n",
-        ("A = 2.0", "A = 5.0"),
-    ),
-    "enum's value, of a global": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\nMODE = E.A\n\n\ndef program(x):\n    return x * MODE.value\n",
-        ("A = 2.0", "A = 5.0"),
-    ),
-    "enum's value, of an argument": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\ndef inputs():\n    return [(torch.ones(3), E.A)]\n\n\ndef program(x, mode):\n    return x * mode.value\n",
-        ("A = 2.0", "A = 5.0"),
-    ),
-    "enum's value, of a module's attribute": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.mode = E.A\n\n    def forward(self, x):\n        return x * self.mode.value\n\n\nprogram = M()\n",
-        ("A = 2.0", "A = 5.0"),
-    ),
-    "enum's member": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\nMODE = E.A\n\n\ndef program(x):\n    return x * 2 if MODE is E.A else x * 3\n",
-        ("MODE = E.A", "MODE = E.B"),
-    ),
-    "enum of ints": edit(
-        "import enum\n\n\nclass E(enum.IntEnum):\n    A = 2\n    B = 3\n\n\ndef program(x):\n    return x * E.A\n",
-        ("A = 2", "A = 5"),
-    ),
-    "enum of strings": edit(
-        "import enum\n\n\nclass E(str, enum.Enum):\n    A = 'sin'\n    B = 'x'\n\n\ndef program(x):\n    return getattr(torch, E.A.value)(x)\n",
-        ("'sin'", "'cos'"),
-    ),
-    "enum by its value": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 'a'\n    B = 'b'\n\n\ndef program(x):\n    return x * 2 if E('a') is E.A else x * 3\n",
-        ("A = 'a'", "A = 'b'"),
-        ("B = 'b'", "B = 'a'"),
-    ),
-    "enum's members counted": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\ndef program(x):\n    return x * len(E)\n",
-        ("B = 3.0", "B = 3.0\n    C = 4.0"),
-    ),
-    "enum iterated": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\ndef program(x):\n    for e in E:\n        x = x * e.value + 1\n    return x\n",
-        ("B = 3.0", "B = 4.0"),
-        how="varies",
-    ),
-    "enum as a key": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    B = 3.0\n\n\nD = {E.A: 2.0, E.B: 4.0}\n\n\ndef program(x):\n    return x * D[E.A]\n",
-        ("E.A: 2.0", "E.A: 3.0"),
-    ),
-    "flag": edit(
-        "import enum\n\n\nclass E(enum.Flag):\n    A = 1\n    B = 2\n\n\nMODE = E.A | E.B\n\n\ndef program(x):\n    return x * 2 if E.A in MODE else x * 3\n",
-        ("E.A | E.B", "E.B"),
-        how="varies",
-    ),
-    "namedtuple's value": edit(
-        "import collections\n\nP = collections.namedtuple('P', 'a b')\np = P(2.0, 3.0)\n\n\ndef program(x):\n    return x * p.a\n",
-        ("P(2.0", "P(4.0"),
-    ),
-    "namedtuple's order": edit(
-        "import collections\n\nP = collections.namedtuple('P', 'a b')\np = P(2.0, 3.0)\n\n\ndef program(x):\n    return x * p.a\n",
-        ("'a b'", "'b a'"),
-    ),
-    "namedtuple's default": edit(
-        "import typing\n\n\nclass P(typing.NamedTuple):\n    a: float = 2.0\n\n\ndef program(x):\n    return x * P().a\n",
-        ("= 2.0", "= 3.0"),
-        how="varies",
-    ),
-    "namedtuple's order, made inside": edit(
-        "import collections\n\nP = collections.namedtuple('P', 'a b')\n\n\ndef program(x):\n    return x * P(2.0, 3.0).a\n",
-        ("'a b'", "'b a'"),
-        how="varies",
-    ),
-    "slots": edit(
-        "class A:\n    __slots__ = ('by',)\n\n    def __init__(self):\n        self.by = 2.0\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "config object": edit(
-        "class Config:\n    def __init__(self, **given):\n        self.__dict__.update(given)\n\n\nclass M(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n        self.config = config\n\n    def forward(self, x):\n        return x * self.config.scale if self.config.on else x\n\n\nprogram = M(Config(scale=2.0, on=True))\n",
-        ("scale=2.0", "scale=3.0"),
-    ),
-    "config object of SimpleNamespace": edit(
-        "import types\n\nconfig = types.SimpleNamespace(scale=2.0)\n\n\ndef program(x):\n    return x * config.scale\n",
-        ("scale=2.0", "scale=3.0"),
-    ),
-    "dict subclass's method": edit(
-        "class D(dict):\n    def __missing__(self, key):\n        return 2.0\n\n\nd = D()\n\n\ndef program(x):\n    return x * d['a']\n",
-        ("return 2.0", "return 3.0"),
-    ),
-    "defaultdict's factory": edit(
-        "import collections\n\n\ndef two():\n    return 2.0\n\n\ndef three():\n    return 3.0\n\n\nd = collections.defaultdict(two)\n\n\ndef program(x):\n    return x * d['a']\n",
-        ("defaultdict(two)", "defaultdict(three)"),
-    ),
-    "deque": edit(
-        "import collections\n\nd = collections.deque([2.0, 3.0])\n\n\ndef program(x):\n    return x * d[0]\n",
-        ("[2.0", "[4.0"),
-    ),
-    "mapping proxy": edit(
-        "import types\n\nd = types.MappingProxyType({'a': 2.0})\n\n\ndef program(x):\n    return x * d['a']\n",
-        ("2.0", "3.0"),
-    ),
-    "function's attribute": edit(
-        "def scaled(x):\n    return x * scaled.by\n\n\nscaled.by = 2.0\n\n\ndef program(x):\n    return scaled(x)\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "function's name": edit(
-        "def a(x):\n    return x\n\n\nb = a\n\n\ndef program(x):\n    return x * len(b.__name__)\n",
-        ("def a(x)", "def long_name(x)"),
-        ("b = a", "b = long_name"),
-    ),
-    "class's name": edit(
-        "class A:\n    pass\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(type(box).__name__)\n",
-        ("class A:", "class Longer:"),
-        ("box = A()", "box = Longer()"),
-    ),
-    "class's docstring, read": edit(
-        "class A:\n    '''one'''\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__doc__)\n",
-        ("'''one'''", "'''three'''"),
-        how="unfit",
-    ),
-    "vars of an object": edit(
-        "class A:\n    pass\n\n\nbox = A()\nbox.a = 1\n\n\ndef program(x):\n    return x * len(box.__dict__)\n",
-        ("box.a = 1", "box.a = 1\nbox.b = 2"),
-        how="traced",
-    ),
-    "single dispatch": edit(
-        "import functools\n\n\n@functools.singledispatch\ndef f(x):\n    return 1.0\n\n\n@f.register\ndef _(x: int):\n    return 2.0\n\n\ndef program(x):\n    return x * f(3)\n",
-        ("return 2.0", "return 3.0"),
-        how="varies",
-    ),
-    "operator.itemgetter": edit(
-        "import operator\n\nget = operator.itemgetter(0)\n\n\ndef program(x):\n    return x * get((2.0, 3.0))\n",
-        ("itemgetter(0)", "itemgetter(1)"),
-        how="partly",
-    ),
-    "operator.methodcaller": edit(
-        "import operator\n\nget = operator.methodcaller('sin')\n\n\ndef program(x):\n    return get(x)\n",
-        ("'sin'", "'cos'"),
-        how="used",
-    ),
-    "bound method of an object": edit(
-        "class A:\n    def __init__(self, by):\n        self.by = by\n\n    def f(self, x):\n        return x * self.by\n\n\nf = A(2.0).f\n\n\ndef program(x):\n    return f(x)\n",
-        ("A(2.0)", "A(3.0)"),
-    ),
-    "bound method of a builtin object": edit(
-        "get = {'a': 2.0}.get\n\n\ndef program(x):\n    return x * get('a')\n", ("2.0", "3.0"), how="varies"
-    ),
-    "context variable": edit(
-        "import contextvars\n\nv = contextvars.ContextVar('v')\nv.set(2.0)\n\n\ndef program(x):\n    return x * v.get()\n",
-        ("set(2.0)", "set(3.0)"),
-        how="varies",
-    ),
-    "thread's variable": edit(
-        "import threading\n\nv = threading.local()\nv.by = 2.0\n\n\ndef program(x):\n    return x * v.by\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "range": edit(
-        "R = range(3)\n\n\ndef program(x):\n    for i in R:\n        x = x * 2 + i\n    return x\n",
-        ("range(3)", "range(1, 3)"),
-    ),
-    "slice object": edit(
-        "S = slice(0, 2)\n\n\ndef program(x):\n    return x[S] * 2\n", ("slice(0, 2)", "slice(1, 3)")
-    ),
-    "iterator": edit(
-        "def inputs():\n    return [(torch.ones(3), iter((2.0, 3.0)))]\n\n\ndef program(x, it):\n    return x * next(it)\n",
-        ("iter((2.0", "iter((4.0"),
-        how="unfit",
-    ),
-    "numpy's scalar": edit(
-        "import numpy as np\n\nn = np.float64(2.0)\n\n\ndef program(x):\n    return x * n\n",
-        ("(2.0)", "(3.0)"),
-        how="unfit",
-    ),
-    "numpy's array": edit(
-        "import numpy as np\n\nn = np.array([2.0, 1.0, 1.0, 1.0])\n\n\ndef program(x):\n    return x * torch.from_numpy(n).float()\n",
-        ("[2.0", "[3.0"),
-        how="unfit",
-    ),
-    "dtype": edit(
-        "D = torch.float64\n\n\ndef program(x):\n    return x.to(D) * 2\n",
-        ("torch.float64", "torch.bfloat16"),
-    ),
-    "size": edit(
-        "D = torch.Size([4, 3])\n\n\ndef program(x):\n    return x.reshape(D) * 2\n", ("[4, 3]", "[2, 6]")
-    ),
-    "device": edit(
-        "D = torch.device('cpu')\n\n\ndef program(x):\n    return x * len(torch.ones(3, device=D).device.type)\n",
-        ("'cpu'", "'meta'"),
-    ),
-    "module alias": edit(
-        "import math as lib\n\n\ndef program(x):\n    return x * lib.sqrt(2)\n",
-        ("import math as lib", "import cmath as lib"),
-        ("lib.sqrt(2)", "abs(lib.sqrt(-2 * -2))"),
-    ),
-    "complex": edit("C = 2j\n\n\ndef program(x):\n    return torch.view_as_real(x * C)\n", ("2j", "3j")),
-    "None or a value in an object": edit(BOX, ("self.scale = 2.0", "self.scale = 2"), differs=False),
 }

@@ -126,7 +126,7 @@ def without_compiler(
 
 
 def traced(file: Path, text: str, around: Around = contextlib.nullcontext, patch: Any = None) -> Start:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with _imported(file, text, patch) as module:
         return Start(_results(module, _compiled(module, Recorded()), around), "traced")
 
@@ -134,7 +134,7 @@ def traced(file: Path, text: str, around: Around = contextlib.nullcontext, patch
 def from_records(
     programs: Recorded, file: Path, text: str, around: Around = contextlib.nullcontext, patch: Any = None
 ) -> Start:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     programs.made_now = programs.used_now = programs.graphs_now = 0
     programs.reasons, programs.checks_now = [], []
     uninstall = frames.install(programs)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from program_changes import edit
+from program_changes import edit, rows
 
 OWNER = """
 class D:
@@ -35,84 +35,44 @@ VALUES = {
         + "def make(d):\n    class A:\n        def f(self, x):\n            return x * d.v\n\n    return A\n\n\nA = make(D(2.0))\n\n\ndef program(x):\n    return A().f(x)\n",
         ("D(2.0)", "D(3.0)"),
     ),
-    "method's default a tuple of functions, made inside": edit(
-        "def g(x):\n    return x + 1\n\n\nclass A:\n    def f(self, x, by=(g,)):\n        return by[0](x)\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("x + 1", "x + 2"),
-    ),
-    "method's default a class, made inside": edit(
-        "class G:\n    v = 2.0\n\n\nclass A:\n    def f(self, x, by=G):\n        return x * by.v\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("v = 2.0", "v = 3.0"),
-    ),
-    "method's default an enum, made inside": edit(
-        "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n\n\nclass A:\n    def f(self, x, by=E.A):\n        return x * by.value\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("A = 2.0", "A = 3.0"),
-    ),
-    "method's default a partial, made inside": edit(
-        "import functools\n\n\ndef g(x, n):\n    return x * n\n\n\nclass A:\n    def f(self, x, by=functools.partial(g, n=2.0)):\n        return by(x)\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("n=2.0", "n=3.0"),
-    ),
-    "method's default a namedtuple, made inside": edit(
-        "import collections\n\nP = collections.namedtuple('P', 'a b')\n\n\nclass A:\n    def f(self, x, by=P(2.0, 1.0)):\n        return x * by.a\n\n\ndef program(x):\n    return A().f(x)\n",
-        ("'a b'", "'b a'"),
-    ),
     "list of objects": edit(
         OWNER + "L = [D(2.0)]\n\n\ndef program(x):\n    return x * L[0].v\n", ("D(2.0)", "D(3.0)")
     ),
-    "partialmethod": edit(
-        "import functools\n\n\nclass A:\n    def f(self, x, n):\n        return x * n\n\n    g = functools.partialmethod(f, n=2.0)\n\n\nbox = A()\n\n\ndef program(x):\n    return box.g(x)\n",
-        ("n=2.0", "n=3.0"),
-        how="varies",  # PyTorch 2.14 raises an error of its own
+    **rows(
+        {
+            "method's default a tuple of functions, made inside": "def g(x):\n    return «x + 1→x + 2»\n\n\nclass A:\n    def f(self, x, by=(g,)):\n        return by[0](x)\n\n\ndef program(x):\n    return A().f(x)\n",
+            "method's default a class, made inside": "class G:\n    «v = 2.0→v = 3.0»\n\n\nclass A:\n    def f(self, x, by=G):\n        return x * by.v\n\n\ndef program(x):\n    return A().f(x)\n",
+            "method's default an enum, made inside": "import enum\n\n\nclass E(enum.Enum):\n    «A = 2.0→A = 3.0»\n\n\nclass A:\n    def f(self, x, by=E.A):\n        return x * by.value\n\n\ndef program(x):\n    return A().f(x)\n",
+            "method's default a partial, made inside": "import functools\n\n\ndef g(x, n):\n    return x * n\n\n\nclass A:\n    def f(self, x, by=functools.partial(g, «n=2.0→n=3.0»)):\n        return by(x)\n\n\ndef program(x):\n    return A().f(x)\n",
+            "method's default a namedtuple, made inside": "import collections\n\nP = collections.namedtuple('P', «'a b'→'b a'»)\n\n\nclass A:\n    def f(self, x, by=P(2.0, 1.0)):\n        return x * by.a\n\n\ndef program(x):\n    return A().f(x)\n",
+            "instance of modules filtered": "program = nn.Sequential(nn.Linear(4, 4), nn.ReLU())\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.ReLU(), nn.Tanh()\n\n    def forward(self, x):\n        return x * (1 + sum(isinstance(m, nn.ReLU) for m in self.modules()))\n\n\nprogram = M()\n«# here→program.b = nn.ReLU()»\n",
+            "names of parameters": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        «self.a =→self.longer =» nn.Parameter(torch.ones(4))\n\n    def forward(self, x):\n        for name, p in self.named_parameters():\n            x = x * p * len(name)\n        return x\n\n\nprogram = M()\n",
+            "tuple subclass": "class T(tuple):\n    «by = 2.0→by = 3.0»\n\n\nt = T((1.0,))\n\n\ndef program(x):\n    return x * t.by * t[0]\n",
+            "str global in f-string": "n = «'si'→'ta'»\n\n\ndef program(x):\n    return getattr(torch, f'{n}n')(x)\n",
+            "generator global": "G = [i for i in «(2.0, 3.0)→(3.0, 2.0)»]\n\n\ndef program(x):\n    for a, b in zip(G, reversed(G)):\n        x = x * a + b\n    return x\n",
+            "regular expression": "import re\n\nr = re.compile(«'a')\n\n\ndef→'b')\n\n\ndef» program(x):\n    return x * 2 if r.match('a') else x * 3\n",
+            "shared batch norm": "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.BatchNorm1d(4, track_running_stats=True), nn.BatchNorm1d(4)\n\n    def forward(self, x):\n        return self.b(self.a(x) * 3 + 1)\n\n\nprogram = M()\n«# here→program.b = program.a»\n\n\ndef state():\n    return [program.a.running_mean, program.b.running_mean]\n",
+        }
     ),
-    "instance of modules filtered": edit(
-        "program = nn.Sequential(nn.Linear(4, 4), nn.ReLU())\n\n\nclass M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.ReLU(), nn.Tanh()\n\n    def forward(self, x):\n        return x * (1 + sum(isinstance(m, nn.ReLU) for m in self.modules()))\n\n\nprogram = M()\n# here\n",
-        ("# here", "program.b = nn.ReLU()"),
-    ),
-    "names of parameters": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a = nn.Parameter(torch.ones(4))\n\n    def forward(self, x):\n        for name, p in self.named_parameters():\n            x = x * p * len(name)\n        return x\n\n\nprogram = M()\n",
-        ("self.a =", "self.longer ="),
-    ),
-    "annotations": edit(
-        "class A:\n    a: int\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__annotations__)\n",
-        ("    a: int", "    a: int\n    b: int"),
-        how="unfit",
-    ),
-    "logging level": edit(
-        "import logging\n\nlog = logging.getLogger('changed')\nlog.setLevel(10)\n\n\ndef program(x):\n    return x * 2 if log.isEnabledFor(20) else x * 3\n",
-        ("setLevel(10)", "setLevel(50)"),
+    **rows(
+        {
+            "logging level": "import logging\n\nlog = logging.getLogger('changed')\nlog.«setLevel(10)→setLevel(50)»\n\n\ndef program(x):\n    return x * 2 if log.isEnabledFor(20) else x * 3\n"
+        },
         how="partly",
     ),
-    "tuple subclass": edit(
-        "class T(tuple):\n    by = 2.0\n\n\nt = T((1.0,))\n\n\ndef program(x):\n    return x * t.by * t[0]\n",
-        ("by = 2.0", "by = 3.0"),
-    ),
-    "str global in f-string": edit(
-        "n = 'si'\n\n\ndef program(x):\n    return getattr(torch, f'{n}n')(x)\n", ("'si'", "'ta'")
-    ),
-    "generator global": edit(
-        "G = [i for i in (2.0, 3.0)]\n\n\ndef program(x):\n    for a, b in zip(G, reversed(G)):\n        x = x * a + b\n    return x\n",
-        ("(2.0, 3.0)", "(3.0, 2.0)"),
-    ),
-    "regular expression": edit(
-        "import re\n\nr = re.compile('a')\n\n\ndef program(x):\n    return x * 2 if r.match('a') else x * 3\n",
-        ("'a')\n\n\ndef", "'b')\n\n\ndef"),
-    ),
-    "int subclass": edit(
-        "class T(int):\n    by = 2.0\n\n\nt = T(3)\n\n\ndef program(x):\n    return x * t\n",
-        ("T(3)", "T(4)"),
+    **rows(
+        {
+            "annotations": "class A:\n«    a: int→    a: int\n    b: int»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__annotations__)\n",
+            "int subclass": "class T(int):\n    by = 2.0\n\n\nt = «T(3)→T(4)»\n\n\ndef program(x):\n    return x * t\n",
+            "cached property": "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        «return 2.0→return 3.0»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.f\n",
+            "cached property filled": "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        return 2.0\n\n\nbox = A()\n«# here→box.__dict__['f'] = 5.0»\n\n\ndef program(x):\n    return x * box.f\n",
+        },
         how="unfit",
     ),
-    "shared batch norm": edit(
-        "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.a, self.b = nn.BatchNorm1d(4, track_running_stats=True), nn.BatchNorm1d(4)\n\n    def forward(self, x):\n        return self.b(self.a(x) * 3 + 1)\n\n\nprogram = M()\n# here\n\n\ndef state():\n    return [program.a.running_mean, program.b.running_mean]\n",
-        ("# here", "program.b = program.a"),
-    ),
-    "cached property": edit(
-        "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        return 2.0\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.f\n",
-        ("return 2.0", "return 3.0"),
-        how="unfit",
-    ),
-    "cached property filled": edit(
-        "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        return 2.0\n\n\nbox = A()\n# here\n\n\ndef program(x):\n    return x * box.f\n",
-        ("# here", "box.__dict__['f'] = 5.0"),
-        how="unfit",
+    **rows(
+        {
+            "partialmethod": "import functools\n\n\nclass A:\n    def f(self, x, n):\n        return x * n\n\n    g = functools.partialmethod(f, «n=2.0→n=3.0»)\n\n\nbox = A()\n\n\ndef program(x):\n    return box.g(x)\n"
+        },
+        how="varies",
     ),
 }
