@@ -100,34 +100,6 @@ def test_a_clock_that_jumps_by_an_hour_changes_nothing(
         assert container.verify(disk.get(name) or b"", trust.trust(), key=name).manifest.key == name
 
 
-def test_cache_mode_finds_only_what_is_there(gateway: Running) -> None:
-    with client(gateway.url) as mine:
-        with pytest.raises(errors.NotCached):
-            compile_graph(mine, graph(), cache_only=True)
-        assert gateway.pool.calls == []
-        compile_graph(mine, graph())
-        assert compile_graph(mine, graph(), cache_only=True).hit
-
-
-@pytest.mark.parametrize("kind", [errors.CompileFailed, errors.VerifyFailed, errors.NoWorker])
-def test_a_compile_that_fails_raises_the_workers_error(
-    gateway: Running, kind: type[errors.RelayError]
-) -> None:
-    gateway.pool.errors.append(kind("said the worker", hint="do this"))
-    with client(gateway.url) as mine, pytest.raises(kind, match=r"said the worker\. do this"):
-        compile_graph(mine, graph())
-
-
-def test_a_forbidden_target_is_refused_with_its_code(gateway: Running) -> None:
-    with client(gateway.url) as mine, pytest.raises(errors.ForbiddenTarget, match="from_file"):
-        compile_graph(mine, graph(target="torch.from_file"))
-
-
-def test_a_wrong_token_is_refused_with_its_code(gateway: Running) -> None:
-    with client(gateway.url, token="wrong") as mine, pytest.raises(errors.Unauthenticated):
-        compile_graph(mine, graph())
-
-
 def test_the_small_calls_answer_in_the_types_they_promise(gateway: Running) -> None:
     with client(gateway.url) as mine:
         assert mine.parts() == {"redis": "ok", "workers": "ok"}
@@ -163,7 +135,7 @@ def test_a_wait_goes_on_through_another_gateway_after_the_first_was_killed(
 def test_a_gateway_that_was_killed_is_noticed_while_waiting(
     start_process: Callable[[float], GatewayProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "RECONNECT_SECONDS", 0.5)
     process = start_process(600.0)
     killer = threading.Timer(0.5, process.kill)
     killer.start()
@@ -175,8 +147,8 @@ def test_a_gateway_that_was_killed_is_noticed_while_waiting(
 def test_a_gateway_that_stands_still_is_noticed_while_waiting(
     start_process: Callable[[float], GatewayProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(compile_client, "_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "POLL_SECONDS", 0.5)
     process = start_process(600.0)
     call_at_each_event(monkeypatch, lambda: process.process.send_signal(signal.SIGSTOP))
     with client(process.url, idle_timeout=1.5) as mine, pytest.raises(errors.GatewayUnreachable):

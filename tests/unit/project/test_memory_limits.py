@@ -26,8 +26,8 @@ def size(text: str) -> int:
 def gateway_bytes(settings: ServiceSettings) -> int:
     """One process, by docs/operate.md's rule."""
     check = parse_process.memory_bytes(settings.limits) + COPIES * settings.request_bytes
-    in_threads = admit._TOGETHER * 48 * admit._THREAD_BYTES
-    held = settings.memory_cache_bytes + settings.bodies_bytes + admit._PARSED_BYTES
+    in_threads = admit.TOGETHER * 48 * admit.THREAD_BYTES
+    held = settings.memory_cache_bytes + settings.bodies_bytes + admit.PARSED_BYTES
     return IDLE_BYTES + held + in_threads + settings.checks_at_once * check
 
 

@@ -163,28 +163,3 @@ def test_no_package_has_more_fragments_and_vague_names_than_before(top: str, kin
         for line, text in listed(ast.parse(path.read_text()))
     ]
     assert len(places) <= LIMITS[top][kind], "\n".join(places)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(found): ...",
-        "async def f(*, each=1): ...",
-        "def f(**given): ...",
-        "class A:\n    place: str",
-        "class A:\n    order = 1",
-        "class A:\n    def one(self): ...",
-        "def f(self):\n    self._held = 1",
-    ],
-)
-def test_a_vague_name_is_seen(source: str) -> None:
-    assert len(list(_vague(ast.parse(source)))) == 1
-
-
-def test_a_loop_variable_may_have_any_name() -> None:
-    assert list(_vague(ast.parse("for each in f():\n    found = [one for one in each]"))) == []
-
-
-@pytest.mark.parametrize(("text", "count"), [("Of a file.", 1), ("As told.", 1), ("Offers a file.", 0)])
-def test_a_fragment_is_seen(text: str, count: int) -> None:
-    assert len(list(_fragments(ast.parse(f'"""{text}"""')))) == count
