@@ -147,26 +147,6 @@ def test_values_that_cannot_work_are_refused(value, problem):
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_its_containers_run_what_compose_runs(services, name):
-    compose = COMPOSE["services"][name]
-    command = [
-        re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word).replace("$$", "$")
-        for word in [*compose.get("entrypoint", []), *compose["command"]]
-    ]
-    rendered = [*services[name].get("entrypoint", []), *services[name]["command"]]
-    differs = {
-        "redis": (" /redis-users.acl", " /users/redis-users.acl"),
-        # the autoscaler is a container beside it
-        "ray-head": ("--disable-usage-stats", "--disable-usage-stats --no-monitor"),
-        "worker-cpu": ("worker", "python -m torchrelay.service worker"),
-        "worker-train": ("worker", "python -m torchrelay.service worker"),
-        "worker-gpu": ("worker", "python -m torchrelay.service worker"),
-    }
-    expected = " ".join(command).replace(*differs.get(name, ("", "")), 1)
-    assert " ".join(rendered) == expected
-
-
-@pytest.mark.parametrize("name", SERVICES)
 def test_its_containers_have_composes_environment_and_secrets(services, name):
     def secret(match):
         return f"<{KEYS[match[1]]}>"
@@ -277,21 +257,6 @@ def test_its_network_policies_allow_what_composes_networks_do_and_no_more(pods):
     public = {name for name in pods if any("ipBlock" in str(rule) for rule in _egress(policies, pods[name]))}
     assert public == {"worker-train", "worker-gpu"}
     assert _egress(policies, pods["signer"]) == [] == _egress(policies, pods["redis"])
-
-
-def test_the_edge_has_composes_configuration_and_stores_nothing_on_a_disk(pods):
-    documents = chart.manifests(*ALL)
-    config = next(each["data"]["nginx.conf"] for each in documents if "nginx.conf" in each.get("data", {}))
-    gateways = {each["metadata"]["name"] for each in documents if each["kind"] == "Service"}
-    (server,) = re.findall(r"server (\S+):8642 ", config)
-    assert server in gateways
-    ours = (chart.ROOT / "deploy" / "edge" / "nginx.conf").read_text()
-    assert config.replace(f"server {server}:", "server gateway:") == ours
-    volumes = {each["name"]: each for each in pods["edge"]["spec"]["volumes"]}
-    assert volumes["memory"]["emptyDir"]["medium"] == "Memory" and set(volumes) == {"config", "memory"}
-    (ingress,) = (each for each in documents if each["kind"] == "Ingress")
-    backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
-    assert backend == {"name": "torchrelay-edge", "port": {"name": "edge"}}
 
 
 def _egress(policies, pod):
