@@ -185,9 +185,9 @@ def load_settings(**overrides: Any) -> ClientSettings:
 
     Raises SettingsError, which names the argument, variable or file and the values it allows.
     """
-    unknown = sorted(set(overrides) - set(_PARSERS))
+    unknown = sorted(set(overrides) - set(PARSERS))
     if unknown:
-        raise SettingsError(f"unknown setting {unknown[0]!r}", hint=f"Settings are {', '.join(_PARSERS)}")
+        raise SettingsError(f"unknown setting {unknown[0]!r}", hint=f"Settings are {', '.join(PARSERS)}")
     _warn_of_unknown(os.environ)
     layers = [
         _from_arguments(overrides),
@@ -355,7 +355,7 @@ _one_in = _converted(
     Annotated[int, Meta(ge=0, le=sys.maxsize)], "a whole number N: one in N is checked; 0: none"
 )
 _bytes = _converted(Annotated[int, Meta(ge=0)], "a whole number of bytes, 0 or more")
-_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _url,
     "token": _token,
     "token_file": _path,
@@ -385,14 +385,14 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
 
 def _parse(name: str, value: Any, origin: str) -> Any:
     try:
-        return _PARSERS[name](value)
+        return PARSERS[name](value)
     except ValueError as error:
         shown = "(hidden)" if name == "token" else repr(value)[:80]
         raise SettingsError(f"{origin} is {shown}", hint=f"Allowed: {error}") from None
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
-    known = {f"{_PREFIX}{name.upper()}" for name in (*_PARSERS, *_OF_OTHERS.split())}
+    known = {f"{_PREFIX}{name.upper()}" for name in (*PARSERS, *_OF_OTHERS.split())}
     ours = {name for name in environ if name.upper().startswith(_PREFIX)}
     others = {name for name in ours - known if not name.upper().startswith(f"{_PREFIX}SERVICE_")}
     if not others:
@@ -411,7 +411,7 @@ def _from_arguments(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """TORCHRELAY_<FIELD>; a variable set to nothing counts as not set."""
     found: dict[str, Any] = {}
-    for name in _PARSERS:
+    for name in PARSERS:
         variable = f"TORCHRELAY_{name.upper()}"
         if text := environ.get(variable, "").strip():
             found[name] = _parse(name, text, variable)
@@ -424,8 +424,8 @@ def _from_config(path: Path) -> dict[str, Any]:
         return {}
     found = _read_object(path)
     for name in found:
-        if name not in _PARSERS or name == "token":
-            allowed = ", ".join(n for n in _PARSERS if n != "token")
+        if name not in PARSERS or name == "token":
+            allowed = ", ".join(n for n in PARSERS if n != "token")
             raise SettingsError(
                 f"{path} holds {name!r}, which is no setting of this file", hint=f"Allowed: {allowed}"
             )

@@ -99,7 +99,7 @@ class WorkerPool:
         self._cluster: RayCluster | None = None
         self._claims = claims
         self._own_slots: OwnSlots | None = None
-        self._slots = Slots()
+        self.slots = Slots()
         self.queued = 0
         """Compiles that the caller holds back until there is room, without those of tuning jobs."""
         self.overdue: Mapping[str, int] = {}
@@ -132,9 +132,9 @@ class WorkerPool:
         self._trains = JobDrivers(self._cluster)
         if self._claims is not None:
             self._own_slots = OwnSlots(self._claims, self._cluster.id)
-        self._autoscaling = Autoscaling(self._settings, self._cluster, self._slots, self._begin, self._retire)
+        self._autoscaling = Autoscaling(self._settings, self._cluster, self.slots, self._begin, self._retire)
         await self._settle(self._cluster, nodes)
-        self._slots.coming = False
+        self.slots.coming = False
         self._nodes_seen = time.monotonic()
         self._nodes_task = asyncio.create_task(self._follow_nodes(self._cluster), name="follow Ray nodes")
         self._watching = asyncio.create_task(self._watch(self._cluster), name="watch Ray")
@@ -149,12 +149,12 @@ class WorkerPool:
         if self._nodes_task is not None:
             self._nodes_task.cancel()
             await asyncio.gather(self._nodes_task, return_exceptions=True)
-        slots = [*self._slots.all.values(), *self._leaving.values()]
+        slots = [*self.slots.all.values(), *self._leaving.values()]
         await asyncio.gather(*(self._retire(slot) for slot in slots))
-        self._slots.all.clear()
+        self.slots.all.clear()
         self._leaving.clear()
-        self._slots.elsewhere = 0
-        self._slots.on_change()
+        self.slots.elsewhere = 0
+        self.slots.on_change()
         for ending in list(self._endings):
             ending.cancel()
         if self._own_slots is not None:
@@ -166,11 +166,11 @@ class WorkerPool:
 
     def ready(self) -> bool:
         """Whether at least one slot is warm."""
-        return any(slot.up() for slot in self._slots.all.values())
+        return any(slot.up() for slot in self.slots.all.values())
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Calls `call` whenever a slot may have become idle, or has gone."""
-        self._slots.on_change = call
+        self.slots.on_change = call
 
     def on_failure(self, call: Callable[[str, Exception | None], None]) -> None:
         """Calls `call` with a task of the background and its error, or None once it goes well again."""
@@ -179,15 +179,15 @@ class WorkerPool:
     @property
     def elsewhere(self) -> int:
         """How many slots of the cluster other pools have."""
-        return self._slots.elsewhere
+        return self.slots.elsewhere
 
     def room(self, toolchain: schema.Toolchain, target: schema.Target) -> int | None:
         """How many compiles could begin at once; None: there is no such worker, and none to come."""
-        return 0 if self._trains is None else self._slots.room(toolchain, target)
+        return 0 if self._trains is None else self.slots.room(toolchain, target)
 
     def workers(self) -> list[compiles.WorkerInfo]:
         """Every slot as it is now; those of other pools are not among them."""
-        return [slot.info() for slot in [*self._slots.all.values(), *self._leaving.values()]]
+        return [slot.info() for slot in [*self.slots.all.values(), *self._leaving.values()]]
 
     async def compile(
         self,
@@ -214,7 +214,7 @@ class WorkerPool:
         CompileKilled, and what the compile itself raised.
         """
         until = asyncio.get_running_loop().time() + deadline_seconds
-        slot = self._slots.take(toolchain, target)
+        slot = self.slots.take(toolchain, target)
         job_id = uuid.uuid4().hex
         job = WorkerJob(
             key,
@@ -232,7 +232,7 @@ class WorkerPool:
     def search_devices(self, toolchain: schema.Toolchain, target: schema.Target) -> list[SearchDevice]:
         """Where searches for `toolchain` and `target` can run, one for each device. Raises NoWorker where there is no
         such worker, nor one to come."""
-        return self._slots.search_devices(toolchain, target)
+        return self.slots.search_devices(toolchain, target)
 
     async def search(
         self,
@@ -251,7 +251,7 @@ class WorkerPool:
         if the device is searched already, WorkerLost if the worker is lost, CompileTimeout, CompileKilled, and the
         search worker's own error.
         """
-        slot = self._slots.take_search_device(worker, toolchain, target)
+        slot = self.slots.take_search_device(worker, toolchain, target)
         job_id = slot.search = uuid.uuid4().hex
         job = WorkerJob(
             "search", spec, deadline_seconds, target, namespace, work="search", holds_source=False
@@ -322,7 +322,7 @@ class WorkerPool:
             return await follow_job(slot, job_id, stream, on_progress, on_query)
         finally:
             slot.jobs_done += 1
-            self._slots.give_back(slot)
+            self.slots.give_back(slot)
 
     def _end(self, slot: Slot, job_id: str, running: asyncio.Task[bytes]) -> None:
         """Kill a job whose caller has gone, in the background."""
@@ -389,9 +389,9 @@ class WorkerPool:
     async def _leave_lost(self, cluster: RayCluster, why: str) -> None:
         self._trains = None
         self._settings = msgspec.structs.replace(self._settings, early_server=None)  # it has ended too
-        self._slots.coming = True
-        slots = [*self._slots.all.values(), *self._leaving.values()]
-        self._slots.all.clear()
+        self.slots.coming = True
+        slots = [*self.slots.all.values(), *self._leaving.values()]
+        self.slots.all.clear()
         self._leaving.clear()
         self._nodes = []
         ending = [slot.supervisor for slot in slots if slot.supervisor is not None]
@@ -401,15 +401,15 @@ class WorkerPool:
             slot.actor, slot.lost = None, why  # nobody is to be asked to end it
         for task in [*ending, *(task for task, slot in self._running.items() if slot.lost)]:
             task.cancel()
-        self._slots.on_change()
+        self.slots.on_change()
         await asyncio.wait([*ending, asyncio.create_task(cluster.leave_lost())])
         self._cluster = None
 
     def _hold(self, devices: list[RankDevice]) -> None:
         """End and prevent searches on devices of training jobs: figures would be wrong, and ranks slower."""
-        self._slots.rank_devices = {(each.node, gpu) for each in devices for gpu in each.gpus.split(",")}
-        for slot in self._slots.all.values():
-            if slot.is_on(self._slots.rank_devices):
+        self.slots.rank_devices = {(each.node, gpu) for each in devices for gpu in each.gpus.split(",")}
+        for slot in self.slots.all.values():
+            if slot.is_on(self.slots.rank_devices):
                 self._end_search(slot, f"a training job holds the device of worker {slot.worker}")
 
     @staticmethod
@@ -426,22 +426,22 @@ class WorkerPool:
         offered = offered_slots(nodes, self._settings)
         own: Collection[SlotPlace] | None = offered.keys()
         if self._own_slots is not None:
-            own = await self._own_slots.choose(offered, self._slots.all, self._leaving)
-        for slots in (self._slots.all, self._leaving):
+            own = await self._own_slots.choose(offered, self.slots.all, self._leaving)
+        for slots in (self.slots.all, self._leaving):
             for position in slots.keys() - offered.keys():
                 slot = slots.pop(position)
                 log.warning("worker %s has gone with its node", slot.worker)
                 if slot.supervisor is not None:
                     slot.supervisor.cancel()
         if own is not None:
-            self._slots.elsewhere = len(offered) - len(own)
-            for position in self._slots.all.keys() - own:
+            self.slots.elsewhere = len(offered) - len(own)
+            for position in self.slots.all.keys() - own:
                 self._give_up(position)
             for position, node in offered.items():
-                if position in own and position not in self._slots.all and position not in self._leaving:
-                    self._slots.all[position] = Slot(node, position)
-                    self._begin(self._slots.all[position])
-        self._slots.on_change()
+                if position in own and position not in self.slots.all and position not in self._leaving:
+                    self.slots.all[position] = Slot(node, position)
+                    self._begin(self.slots.all[position])
+        self.slots.on_change()
 
     def _begin(self, slot: Slot) -> None:
         assert self._cluster is not None
@@ -451,7 +451,7 @@ class WorkerPool:
 
     def _give_up(self, position: SlotPlace) -> None:
         """Leave a slot to another pool. Its job, if there is one, runs on to its end; its search ends."""
-        slot = self._leaving[position] = self._slots.all.pop(position)
+        slot = self._leaving[position] = self.slots.all.pop(position)
         log.info("worker %s is left to another dispatcher", slot.worker)
         self._end_search(slot, f"worker {slot.worker} is left to another dispatcher")
         ending = asyncio.create_task(self._retire_when_idle(slot), name=f"give up {slot.worker}")
@@ -479,7 +479,7 @@ class WorkerPool:
                     backoff = _BACKOFF_SECONDS[0]
                     self._note("workers", None)
                     log.info("worker %s is warm", slot.worker)
-                    self._slots.on_change()
+                    self.slots.on_change()
                     await slot.actor.lost.remote()
                     slot.state = "starting"
                     log.warning("worker %s has lost its fork server; another one starts", slot.worker)
@@ -501,7 +501,7 @@ class WorkerPool:
                 if slot.actor is not None:
                     RayCluster.remove(slot.actor)
             slot.state = "starting"
-            self._slots.on_change()
+            self.slots.on_change()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, longest)
 

@@ -42,9 +42,9 @@ _MOST_ARTIFACTS = 128
 _MOST_BYTES = 128 << 20
 _FETCH_SECONDS = 60.0
 """One artifact."""
-_KEEP_SECONDS = 300.0
+KEEP_SECONDS = 300.0
 """An artifact that no graph has asked for by then is on disk only."""
-_REPORT_AFTER_SECONDS = 20.0
+REPORT_AFTER_SECONDS = 20.0
 """The time from the first use of an artifact to the report of it and of those used meanwhile."""
 _REPORT_SECONDS = 5.0
 _EXIT_SECONDS = 0.9
@@ -77,7 +77,7 @@ class Prefetch:
         import logging  # noqa: F401
 
         threading.Thread(target=self._run, name="torchrelay prefetch", daemon=True).start()
-        atexit.register(self._close)
+        atexit.register(self.close)
         # A child forked while this thread imports would find the locks of modules held for ever.
         os.register_at_fork(before=lambda: self._is_owner() and self._imported.wait(_FORK_SECONDS))
 
@@ -182,13 +182,13 @@ class Prefetch:
 
     def _report_used(self, gateway: GatewayClient) -> None:
         """Report what is used, a while after its first use and at the end, until the process ends."""
-        drop_at = time.monotonic() + _KEEP_SECONDS
+        drop_at = time.monotonic() + KEEP_SECONDS
         while True:
             with self._changed:
                 left = drop_at - time.monotonic() if self._begun else None
                 self._changed.wait_for(lambda: self._closing or bool(self._unreported), left)
                 if self._unreported:
-                    self._changed.wait_for(lambda: self._closing, _REPORT_AFTER_SECONDS)
+                    self._changed.wait_for(lambda: self._closing, REPORT_AFTER_SECONDS)
                 if time.monotonic() > drop_at:
                     self._begun = {}
                 batch = dict(itertools.islice(self._unreported.items(), _BATCH))
@@ -214,7 +214,7 @@ class Prefetch:
 
         process_report().prefetch_failed(error)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """At exit: give the thread a short time to report what is left."""
         if not self._is_owner():
             return

@@ -132,7 +132,7 @@ def _make(cache_dir: Path) -> _Found:
         except OSError as error:
             (forbidden if error.errno in _FORBIDDEN else failed).append(f"{place}: {error.strerror}")
             continue
-        problem = _why_not_executable(folder)
+        problem = why_not_executable(folder)
         if problem is None:
             _delete_at_exit(folder)
             return _Found(folder)
@@ -152,7 +152,7 @@ def _temporary() -> list[Path]:
         return []
 
 
-def _why_not_executable(folder: Path) -> OSError | None:
+def why_not_executable(folder: Path) -> OSError | None:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"a file to map")

@@ -35,7 +35,7 @@ def role(name: str) -> Callable[[typer.Context], None]:
 
     def start(context: typer.Context) -> None:
         needs = _SIGNER if name == "signer" else _SERVER
-        _replace_process("torchrelay.service", name, *context.args, needs=needs, extra="server")
+        replace_process("torchrelay.service", name, *context.args, needs=needs, extra="server")
 
     start.__doc__ = f"{ROLES[name]} `torchrelay {name} --help` lists its options."
     return start
@@ -43,12 +43,12 @@ def role(name: str) -> Callable[[typer.Context], None]:
 
 def demo(context: typer.Context) -> None:
     """Train two small models locally, through the service, and as a teammate without a compiler."""
-    _replace_process(
+    replace_process(
         "torchrelay.examples.demo", *context.args, needs=_SERVER + _EXAMPLES, extra="server,cli,examples"
     )
 
 
-def _replace_process(module: str, *arguments: str, needs: tuple[str, ...], extra: str) -> None:
+def replace_process(module: str, *arguments: str, needs: tuple[str, ...], extra: str) -> None:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise ClientError(f"this command needs {', '.join(missing)}", hint=install_hint(extra))

@@ -42,14 +42,14 @@ from .connection import (
 )
 from .event_stream import EventStream
 
-_AUTOTUNE_SECONDS = 3.0
+AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
 _UPLOAD_SECONDS = 60.0
 _OF_THE_REQUEST = (errors.CompileFailed, errors.CompileKilled, errors.CompileTimeout, errors.VerifyFailed)
 """Failures that a service remembers for requests with the same example sizes. The key is without these."""
-_RECONNECT_SECONDS = 10.0
+RECONNECT_SECONDS = 10.0
 """The longest time without an answer before the gateway counts as gone."""
-_POLL_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """The longest that one status request may take."""
 _SUBMISSIONS = 3
 """Requests for one graph, if the service forgets a compile that it had accepted."""
@@ -142,7 +142,7 @@ class CompileWait:
 
     def _poll(self) -> _ProgressEvent | None:
         with self._connection.open(
-            "GET", self._path, self._clock, headers=self._headers, idle=_POLL_SECONDS
+            "GET", self._path, self._clock, headers=self._headers, idle=POLL_SECONDS
         ) as response:
             body = read_body(response, JSON_BYTES, self._clock)
             if response.status_code != 200:
@@ -151,7 +151,7 @@ class CompileWait:
         return _end_of(body)
 
     def _silent(self) -> bool:
-        return time.monotonic() - self._stream.last_read > _RECONNECT_SECONDS
+        return time.monotonic() - self._stream.last_read > RECONNECT_SECONDS
 
 
 def _end_of(body: bytes) -> _ProgressEvent | None:
@@ -187,7 +187,7 @@ class SubmittedCompile:
         return self._answer.status == 200
 
     @property
-    def _coalesced(self) -> bool:
+    def coalesced(self) -> bool:
         """Whether it waits for what another request began."""
         return not self.hit and self._answer.headers.get("x-torchrelay-cache") == "coalesced"
 
@@ -203,9 +203,9 @@ class SubmittedCompile:
                 try:
                     CompileWait(self._client._connection, key, clock, headers).run()
                     waited = time.monotonic() - self._accepted
-                    data = self._client._fetch(key, clock, headers)
+                    data = self._client.fetch_bytes(key, clock, headers)
                 except _OF_THE_REQUEST:  # with another's example sizes: this request may still be compiled
-                    if attempt or not self._coalesced:
+                    if attempt or not self.coalesced:
                         raise
                     continue
                 except errors.NotFound as error:
@@ -215,7 +215,7 @@ class SubmittedCompile:
             return FetchResult(
                 data=data,
                 hit=self.hit,
-                coalesced=self._coalesced,
+                coalesced=self.coalesced,
                 wait_seconds=waited,
                 fetch_seconds=time.monotonic() - self._start - waited,
             )
@@ -262,9 +262,9 @@ class GatewayClient(HttpApi):
 
     def artifact(self, key: str, *, deadline: float) -> bytes:
         """A published artifact's bytes, not yet verified. Raises NotFound."""
-        return self._fetch(key, Deadline(deadline))
+        return self.fetch_bytes(key, Deadline(deadline))
 
-    def _fetch(self, key: str, clock: Deadline, headers: Mapping[str, str] | None = None) -> bytes:
+    def fetch_bytes(self, key: str, clock: Deadline, headers: Mapping[str, str] | None = None) -> bytes:
         limit = self._settings.max_response_bytes
         path = f"/v1/artifacts/{key}"
         return self._connection.request("GET", path, clock, headers=headers, limit=limit).body
@@ -298,12 +298,12 @@ class GatewayClient(HttpApi):
     def autotune(self, library: AutotunedLibrary, key: str) -> AutotuneEntry:
         """The winner that the team has for `key` (64 hex digits). Raises NotFound."""
         path = f"/v1/autotunes/{library}/{key}"
-        return self._call("GET", path, AutotuneEntry, seconds=_AUTOTUNE_SECONDS, limit=BODY_LIMIT)
+        return self._call("GET", path, AutotuneEntry, seconds=AUTOTUNE_SECONDS, limit=BODY_LIMIT)
 
     def store_autotune(self, library: AutotunedLibrary, key: str, entry: AutotuneEntry) -> AutotuneEntry:
         """Store a winner, unless there is one. Returns the one that stands. Raises Forbidden, LimitExceeded."""
         path = f"/v1/autotunes/{library}/{key}"
-        return self._call("PUT", path, AutotuneEntry, entry, seconds=_AUTOTUNE_SECONDS, limit=BODY_LIMIT)
+        return self._call("PUT", path, AutotuneEntry, entry, seconds=AUTOTUNE_SECONDS, limit=BODY_LIMIT)
 
     # --- the small calls -----------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ QUICK_SECONDS = 10.0
 SLOW_SECONDS = 120.0
 _TRIES = 3
 """Tries of a request that the service answers with Overloaded or Unavailable."""
-_BLACKHOLE_SECONDS = 15.0
+BLACKHOLE_SECONDS = 15.0
 """After a connect timeout, calls fail at once for so long, so that a model of twenty graphs waits for one timeout."""
 _STALE = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 """Raised if the server has closed a connection between two requests."""
@@ -262,7 +262,7 @@ class Connection:
         """The typed error for a transport's failure. Raises DeadlineExceeded if the deadline has passed."""
         clock.remaining()
         if isinstance(error, httpx2.ConnectTimeout):
-            self._dead_until = time.monotonic() + _BLACKHOLE_SECONDS
+            self._dead_until = time.monotonic() + BLACKHOLE_SECONDS
         reason = str(error) or type(error).__name__
         return errors.GatewayUnreachable(f"{self._settings.url} cannot be reached: {reason}")
 

@@ -180,7 +180,7 @@ class RunReport:
         self._alone: Counter[str] = Counter()
         self._autotune_failures: Counter[str] = Counter()
         self._traced: dict[TracedFunction, None] = {}
-        self._trace: StartTrace | None = None
+        self.trace: StartTrace | None = None
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._background: list[GraphRecord] = []
@@ -192,10 +192,10 @@ class RunReport:
     def begin_trace(self) -> StartTrace:
         """From now on, imports, stages and graphs become spans too. A second call changes nothing."""
         with self._lock:
-            begun, self._trace = self._trace, self._trace or StartTrace()
+            begun, self.trace = self.trace, self.trace or StartTrace()
         if begun is None:
-            self._trace.time_imports()
-        return self._trace
+            self.trace.time_imports()
+        return self.trace
 
     def add_seconds(
         self, stage: Stage, seconds: float, *, ago: float = 0.0, about: About | None = None
@@ -204,8 +204,8 @@ class RunReport:
         ended = time.perf_counter() - ago
         with self._lock:
             self._seconds[stage] += seconds
-        if self._trace is not None and seconds:
-            self._trace.add("stage", stage, ended - seconds, ended, about)
+        if self.trace is not None and seconds:
+            self.trace.add("stage", stage, ended - seconds, ended, about)
 
     def add_trace_seconds(self, seconds: float) -> None:
         """Adds Dynamo's tracing of a frame. seconds: since it began on the frame. Of a frame that is traced again, only
@@ -228,11 +228,11 @@ class RunReport:
 
     def function(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A span around the block that looks for a program of this function."""
-        return contextlib.nullcontext() if self._trace is None else self._trace.span("function", name)
+        return contextlib.nullcontext() if self.trace is None else self.trace.span("function", name)
 
     def first_call(self, key: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """`compiled`; in a trace, its first call is a span."""
-        return compiled if self._trace is None else self._trace.first_call(f"graph {key[:12]}", compiled)
+        return compiled if self.trace is None else self.trace.first_call(f"graph {key[:12]}", compiled)
 
     def record(
         self,
@@ -420,10 +420,10 @@ class RunReport:
             if record.outcome == "fallback":
                 self._fallbacks[record.reason] += 1
             self._graphs.append(record)
-        if self._trace is not None:
+        if self.trace is not None:
             now = time.perf_counter()
             about: About = {"outcome": record.outcome, "nodes": record.nodes, "reason": record.reason}
-            self._trace.add("graph", f"graph {record.key[:12]}", now if began is None else began, now, about)
+            self.trace.add("graph", f"graph {record.key[:12]}", now if began is None else began, now, about)
 
     def _write(self, path: Path) -> None:
         write_whole(path, msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")

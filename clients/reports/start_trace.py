@@ -24,7 +24,7 @@ from ..atomic_file import write_whole
 
 Kind = Literal["import", "stage", "graph", "function", "call"]
 About = dict[str, str | int]
-_SPANS_KEPT = 20_000
+SPANS_KEPT = 20_000
 _SHORTEST_IMPORT = 1e-3
 """Seconds; there are thousands of shorter ones."""
 
@@ -50,7 +50,7 @@ class StartTrace:
 
     def add(self, kind: Kind, name: str, began: float, ended: float, about: About | None = None) -> None:
         """What this thread did between two readings of time.perf_counter."""
-        if len(self.spans) < _SPANS_KEPT:
+        if len(self.spans) < SPANS_KEPT:
             self.spans.append(Span(kind, name, began, ended, threading.get_ident(), about or {}))
 
     @contextlib.contextmanager

@@ -38,7 +38,7 @@ def target_name(fn: Any) -> str:
             return name
     else:
         try:
-            found = _function_names().get(fn)
+            found = function_names().get(fn)
         except TypeError:
             found = None  # not hashable, so it is no operator
         if found is not None:
@@ -91,7 +91,7 @@ def import_name(name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _function_names() -> dict[Any, str]:
+def function_names() -> dict[Any, str]:
     # Higher-order operators and overloads know their own names; other callables are looked up here.
     return _names(lambda name: not name.startswith(("torch.ops.", operators.NUMPY)))
 

@@ -110,12 +110,12 @@ def device_environment(
     a CPU's kernels."""
     versions = toolchain.torch, toolchain.triton, toolchain.cuda
     if device == "cuda":
-        return DeviceEnvironment(target.name, target.capability, _gpu_driver(), *versions)
+        return DeviceEnvironment(target.name, target.capability, gpu_driver(), *versions)
     model = cpuinfo("model name") or platform.processor() or platform.machine()
     return DeviceEnvironment(model, cpu_isa.capability(target.cpu), "", *versions, threads)
 
 
-def _gpu_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+def gpu_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
     """The driver's version; '' if it is not known."""
     with contextlib.suppress(OSError):
         found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", path.read_text())

@@ -57,7 +57,7 @@ def sharing_binaries(exchange: KernelExchange | None) -> Iterator[None]:
             found: dict[str, str] | None = super().get_group(filename)
             if found is not None or not self._shares:
                 return found
-            files = _unpacked(store.read(_binaries_name(self.key)))
+            files = unpacked(store.read(_binaries_name(self.key)))
             if filename not in files:
                 return None
             paths = {name: self.put(data, name) for name, data in files.items()}
@@ -90,7 +90,7 @@ def was_reused(folder: Path) -> bool:
 
 def find_winner(exchange: KernelExchange | None, key: bytes) -> TritonWinner | None:
     """None if nothing was measured, or the stored file is malformed."""
-    data = None if exchange is None else exchange.read(_winner_name(key))
+    data = None if exchange is None else exchange.read(winner_name(key))
     if data is None:
         return None
     try:
@@ -102,7 +102,7 @@ def find_winner(exchange: KernelExchange | None, key: bytes) -> TritonWinner | N
 def offer_winner(exchange: KernelExchange | None, key: bytes, winner: TritonWinner) -> None:
     """Offer a measurement to later compiles."""
     if exchange is not None:
-        exchange.offer_bytes(_winner_name(key), msgspec.json.encode(winner))
+        exchange.offer_bytes(winner_name(key), msgspec.json.encode(winner))
 
 
 def winner_key(source: str, sizes: list[int], candidates: list[str], made_by: list[str]) -> bytes:
@@ -120,11 +120,11 @@ def _binaries_name(key: str) -> str:
     return f"t{key.lower()}.triton"
 
 
-def _winner_name(key: bytes) -> str:
+def winner_name(key: bytes) -> str:
     return f"w{base64.b32encode(key).decode().rstrip('=').lower()}.json"
 
 
-def _unpacked(data: bytes | None) -> dict[str, bytes]:
+def unpacked(data: bytes | None) -> dict[str, bytes]:
     if data is None:
         return {}
     try:

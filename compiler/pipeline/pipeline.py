@@ -115,7 +115,7 @@ def compile_request(
             request,
             ask=ask,
             settings=settings.search,
-            cannot_run=_why_not_runnable(request),
+            cannot_run=why_not_runnable(request),
             lock_folder=None if kernels is None else kernels.store,
             clock=clock,
         )
@@ -192,7 +192,7 @@ def _verified(
         request,
         compiled.run,
         settings,
-        runnable=_why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
+        runnable=why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
         halves=compiled.halves,
     )
     waited = compiled.building.waited - before
@@ -254,7 +254,7 @@ def _kernel_processes(request: schema.GraphRequest, threads: int) -> Iterator[No
         compile_workers.stop_compile_workers()
 
 
-def _why_not_runnable(request: schema.GraphRequest) -> str:
+def why_not_runnable(request: schema.GraphRequest) -> str:
     """Why this machine cannot run code for the request's CPU; '' if it can."""
     missing = sorted(set(request.target.cpu) - set(local_target("cpu").cpu))
     vectors = targets.vector_sets(request.target.cpu)

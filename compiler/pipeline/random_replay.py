@@ -316,7 +316,7 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
         elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             if operators.schema_argument(node, "dropout_p") == 0.0:
                 continue
-            if name.split(".")[1].removesuffix("_backward") not in _ATTENTION:
+            if name.split(".")[1].removesuffix("_backward") not in ATTENTION:
                 return str(node)
             call = "" if "_backward" in name else name
         else:
@@ -338,7 +338,7 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
 _WORKED_OUT = ("inductor_seeds", "inductor_lookup_seed", "inductor_random")
 
 
-_ATTENTION = (
+ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",

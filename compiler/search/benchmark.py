@@ -148,7 +148,7 @@ class ForkedCpuRunner:
         torch.set_num_threads(self._threads)
         result = self._selection.run(candidate, lambda once: once())
         fork.send(_NUMBER.pack(error_of(result, self._reference) or 0.0))
-        flushed = torch.zeros(_cache_bytes(), dtype=torch.uint8)
+        flushed = torch.zeros(cache_bytes(), dtype=torch.uint8)
 
         def sample(once: Callable[[], Any]) -> tuple[float, float]:
             flushed.add_(1)
@@ -194,7 +194,7 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+def cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
     """Size of the last-level cache."""
     least, usual, most = _CACHE_BYTES
     sizes = []

@@ -87,8 +87,8 @@ class KernelBenchmark:
         self._name = records.problem_digest(kernels.problem(kernel))
         self._constants = {name: triton_kernels.value_of(value) for name, value in kernel.constants}
         self._alive = [i for i in range(len(kernel.grids)) if i not in task.skip]
-        self._inputs: dict[str, torch.Tensor] = {}
-        self._arguments: dict[str, torch.Tensor] = {}
+        self.inputs: dict[str, torch.Tensor] = {}
+        self.arguments: dict[str, torch.Tensor] = {}
         """What kernels are called with and may write to: one of the copies of the inputs."""
         self._copies: list[dict[str, torch.Tensor]] = []
 
@@ -97,7 +97,7 @@ class KernelBenchmark:
         on_gpu = self._task.device == "cuda"
         self._send(CandidateStarted(-1))
         try:
-            self._make_arguments()
+            self.make_arguments()
         except RuntimeError as error:
             self._send(BenchmarkStopped(f"its arguments cannot be made: {error!s:.300}"))
             return
@@ -139,7 +139,7 @@ class KernelBenchmark:
                     raise  # this process ends, and the next fork has a usable GPU
                 continue
             if reference is None:
-                reference = {name: tensor.clone() for name, tensor in self._arguments.items()}
+                reference = {name: tensor.clone() for name, tensor in self.arguments.items()}
             elif why := self._disagreement(reference):
                 self._fail(candidate, why)
         self._restore()
@@ -150,10 +150,10 @@ class KernelBenchmark:
 
     # --- arguments -----------------------------------------------------------------------------------------
 
-    def _make_arguments(self) -> None:
+    def make_arguments(self) -> None:
         device = self._task.device
         generator = torch.Generator(device).manual_seed(int(self._name[:8], 16))
-        self._inputs = {name: numerics.fill(value, generator) for name, value in self._allocated().items()}
+        self.inputs = {name: numerics.fill(value, generator) for name, value in self._allocated().items()}
         self.move(0)
 
     def _allocated(self) -> dict[str, torch.Tensor]:
@@ -171,21 +171,21 @@ class KernelBenchmark:
         """See RunnableCandidates."""
         if copy == len(self._copies):
             self._copies.append(self._allocated())
-            self._arguments = self._copies[copy]
+            self.arguments = self._copies[copy]
             self._restore()
-        self._arguments = self._copies[copy]
+        self.arguments = self._copies[copy]
         return True
 
     def _restore(self) -> None:
         """Kernels write to their arguments."""
-        for name, value in self._inputs.items():
-            self._arguments[name].copy_(value)
+        for name, value in self.inputs.items():
+            self.arguments[name].copy_(value)
 
     def _disagreement(self, reference: dict[str, torch.Tensor]) -> str:
         """How the candidate's results differ from the first one's; '' if they agree."""
         allowed = _tolerance(reference)
         for name, expected in reference.items():
-            difference, largest = _difference(self._arguments[name], expected)
+            difference, largest = _difference(self.arguments[name], expected)
             if not difference <= (allowed * largest if expected.dtype.is_floating_point else 0.0):
                 return (
                     f"leaves {name} {difference:.3g} off what the first configuration does, where the largest value "
@@ -197,7 +197,7 @@ class KernelBenchmark:
 
     def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
         """See RunnableCandidates; results are in the arguments."""
-        body(self._launcher(index))
+        body(self.launcher(index))
         return torch.empty(())
 
     def _options(self, candidate: int) -> dict[str, Any]:
@@ -229,14 +229,14 @@ class KernelBenchmark:
     def _warm_up(self, candidate: int) -> None:
         grid = self._task.kernel.grids[candidate]
         try:
-            self._kernel.warmup(grid=grid, **self._arguments, **self._options(candidate))
+            self._kernel.warmup(grid=grid, **self.arguments, **self._options(candidate))
         except Exception as error:
             self._fail(candidate, f"does not compile: {type(error).__name__}: {error!s:.300}")
 
-    def _launcher(self, candidate: int) -> Callable[[], Any]:
+    def launcher(self, candidate: int) -> Callable[[], Any]:
         """Launches it on the present arguments; on a GPU without the look-ups of Triton's JIT at each call."""
         grid = tuple(self._task.kernel.grids[candidate])
-        given = {**self._arguments, **self._options(candidate)}
+        given = {**self.arguments, **self._options(candidate)}
         if self._task.device != "cuda":
             return lambda: self._kernel[grid](**given)
         compiled = self._kernel.warmup(grid=grid, **given)

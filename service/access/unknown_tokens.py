@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from ...compiler.errors import RateLimited, Unauthenticated
 
-_PER_SECOND = 20.0
-_AT_ONCE = 500
-_REMEMBERED = 8192
+PER_SECOND = 20.0
+AT_ONCE = 500
+REMEMBERED = 8192
 """Addresses, and as many tokens."""
 _NETWORK_BITS = 64
 """Bits of an IPv6 address that count: whoever has one address has all with the same beginning."""
@@ -64,14 +64,14 @@ class UnknownTokens:
     def _wait(self, address: str) -> float:
         """Seconds until one more is allowed."""
         left = self._whole_again.get(address, 0.0) - time.monotonic()
-        return left + (1 - _AT_ONCE) / _PER_SECOND
+        return left + (1 - AT_ONCE) / PER_SECOND
 
     def _count(self, address: str, tokens: int) -> None:
         if not tokens:
             return
         now = time.monotonic()
         _remember(
-            self._whole_again, address, max(self._whole_again.get(address, 0.0), now) + tokens / _PER_SECOND
+            self._whole_again, address, max(self._whole_again.get(address, 0.0), now) + tokens / PER_SECOND
         )
 
 
@@ -88,5 +88,5 @@ def _network(address: str) -> str:
 def _remember(known: OrderedDict[str, V], name: str, value: V) -> None:
     known[name] = value
     known.move_to_end(name)
-    if len(known) > _REMEMBERED:
+    if len(known) > REMEMBERED:
         known.popitem(last=False)

@@ -24,14 +24,14 @@ from ..storage.digests import sha256
 from ..storage.redis.keys import DEFAULT_NAMESPACE
 from .compile_request import CompileRequest, ParseInput, decode_result, parse
 
-_INLINE_BYTES = 32 << 10
-_THREAD_BYTES = 1 << 20
+INLINE_BYTES = 32 << 10
+THREAD_BYTES = 1 << 20
 _REMEMBERED = 4096
-_PARSED_BYTES = 64 << 20
+PARSED_BYTES = 64 << 20
 _PARSED = 1024
 """Parsed requests that are held in memory: their canonical bytes together, and how many. A small one takes ten times
 its bytes."""
-_TOGETHER = 3
+TOGETHER = 3
 """Medium ones that are parsed at once: more would wait for the interpreter's lock, with 50 MB each in memory."""
 _CHILD_SECONDS = 60.0
 _CHILD_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR", "LANG", "LC_ALL")
@@ -55,8 +55,8 @@ class Admission:
     ) -> None:
         """work: in whose turns large bodies are parsed. on_parse: is called for each body that is parsed."""
         self._limits = limits
-        self._work = work or FairWork(_TOGETHER)
-        self._threads = FairWork(_TOGETHER)
+        self._work = work or FairWork(TOGETHER)
+        self._threads = FairWork(TOGETHER)
         self._on_parse = on_parse
         self._body_timeout_seconds = body_timeout_seconds
         self._known: OrderedDict[str, str] = OrderedDict()
@@ -116,7 +116,7 @@ class Admission:
     def _hold(self, name: str, request: CompileRequest) -> None:
         self._parsed[name] = request
         self._parsed_bytes += len(request.canonical)
-        while self._parsed_bytes > _PARSED_BYTES or len(self._parsed) > _PARSED:
+        while self._parsed_bytes > PARSED_BYTES or len(self._parsed) > _PARSED:
             _, oldest = self._parsed.popitem(last=False)
             self._parsed_bytes -= len(oldest.canonical)
 
@@ -125,9 +125,9 @@ class Admission:
         RequestError, Unavailable."""
         self._on_parse()
         size = await asyncio.to_thread(codec.unpacked_size, body, self._limits.request_bytes)
-        if size <= _INLINE_BYTES:
+        if size <= INLINE_BYTES:
             return parse(body, self._limits)
-        if size <= _THREAD_BYTES:
+        if size <= THREAD_BYTES:
             async with self._threads.turn(namespace):
                 return await asyncio.to_thread(parse, body, self._limits)
         async with self._work.turn(namespace):

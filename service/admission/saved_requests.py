@@ -15,7 +15,7 @@ BYTES = 256 << 20
 """All saved requests of all namespaces."""
 _NOTED_BYTES = 256 << 10
 """A request that is saved because it is compiled; one of a transformer of 12 layers has 20 KiB."""
-_SENT_BYTES = 8 << 20
+SENT_BYTES = 8 << 20
 
 
 class SavedRequests:
@@ -35,9 +35,9 @@ class SavedRequests:
 
     async def save(self, key: str, body: bytes) -> None:
         """Raises LimitExceeded, RedisError."""
-        if len(body) > _SENT_BYTES:
+        if len(body) > SENT_BYTES:
             raise LimitExceeded(
-                f"the graph has {len(body)} bytes, limit {_SENT_BYTES}",
+                f"the graph has {len(body)} bytes, limit {SENT_BYTES}",
                 hint="Tune a smaller part of the model",
             )
         await self._save(key, body)

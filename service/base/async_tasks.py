@@ -15,8 +15,8 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_AGAIN_SECONDS = 2.0
-_RESTART_SECONDS = 5.0
+AGAIN_SECONDS = 2.0
+RESTART_SECONDS = 5.0
 _LAG_EVERY_SECONDS = 0.5
 _SHOWN_SECONDS = 600.0
 """How long the failure of a task is shown, unless it goes well before."""
@@ -59,7 +59,7 @@ class TaskSupervisor:
                 await work()
                 over = True
             if not over:
-                await asyncio.sleep(_RESTART_SECONDS)
+                await asyncio.sleep(RESTART_SECONDS)
 
     def failing(self) -> dict[str, str]:
         """What failed last and has not gone well since, by name of the task: the kind of its error."""
@@ -97,7 +97,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
         for task in left:
             task.cancel()
         try:
-            await asyncio.wait(left, timeout=_AGAIN_SECONDS)
+            await asyncio.wait(left, timeout=AGAIN_SECONDS)
         except asyncio.CancelledError:
             cancelled = True
         over = {task for task in left if task.done()}

@@ -19,7 +19,7 @@ from typing import Protocol
 from ...compiler.errors import Overloaded
 from .settings import ServiceSettings
 
-_DESCRIPTORS = 1 << 16
+DESCRIPTORS = 1 << 16
 """The soft limit is raised to this, or to the hard one. Beyond that a process gains nothing."""
 _RETRY_SECONDS = 2
 _FORGET_SECONDS = 300.0
@@ -29,11 +29,11 @@ _FORGET_SECONDS = 300.0
 def raise_descriptor_limit() -> int:
     """The process' soft limit of descriptors, which is 1,024 on most systems, raised as far as it may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 class AcceptedConnection(Protocol):

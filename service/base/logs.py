@@ -44,7 +44,7 @@ def configure(settings: ServiceSettings) -> None:
         ),
         # one write a line: processes that share standard error would write between a line and its end
         logger_factory=structlog.WriteLoggerFactory(
-            cast(TextIO, _Lossy(sys.stderr, lines, settings.log_format))
+            cast(TextIO, LossyStream(sys.stderr, lines, settings.log_format))
         ),
         cache_logger_on_first_use=False,
     )
@@ -65,7 +65,7 @@ def _add_trace(logger: object, method: str, event: structlog.typing.EventDict) -
     return event
 
 
-class _Lossy:
+class LossyStream:
     """A stream whose failures (a full disk, say) lose lines of the log and nothing else. `lines`: past this rate, they
     are dropped, and the next one that is not says how many texts were."""
 
@@ -109,7 +109,7 @@ class _OthersLog(logging.Handler):
         except Exception:  # a library's wrong arguments
             self.handleError(record)
         else:
-            _Lossy(sys.stderr, self._lines, self._form).write(text + "\n")
+            LossyStream(sys.stderr, self._lines, self._form).write(text + "\n")
 
 
 def _escape(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

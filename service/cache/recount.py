@@ -18,7 +18,7 @@ from ..storage.redis.scripts import Scripts
 
 log = structlog.get_logger(__name__)
 
-_PAGE = 200
+PAGE = 200
 _TRIES = 5
 
 
@@ -76,11 +76,11 @@ class Recount:
         """Every entry that is in one of the lists, some more than once."""
         cursor: int | None = None
         while cursor != 0:
-            cursor, found = await self._redis.hscan(keys.sizes, cursor or 0, count=_PAGE)
+            cursor, found = await self._redis.hscan(keys.sizes, cursor or 0, count=PAGE)
             yield list(found)
         for used in (keys.lru, keys.pinned):
             first = 0
             # the newest first: those that are evicted meanwhile do not move the others
-            while listed := await self._redis.zrevrange(used, first, first + _PAGE - 1):
+            while listed := await self._redis.zrevrange(used, first, first + PAGE - 1):
                 yield listed
-                first += _PAGE
+                first += PAGE

@@ -67,7 +67,7 @@ REPEATABLE = (CompileFailed, VerifyFailed, Unsupported, ForbiddenTarget, BadOpti
 """Errors that the same request would meet again. They are remembered for a while."""
 POISON = (CompileKilled, CompileTimeout)
 """Errors that the same request may meet again, at the cost of a worker. They are remembered for longer each time."""
-_POOL_GRACE_SECONDS = 30.0
+POOL_GRACE_SECONDS = 30.0
 """The pool enforces the deadline; past this much more, the flight stops waiting for it."""
 _MOST_STEPS = 64
 """Steps of a compile that wait to be written to Redis."""
@@ -354,7 +354,7 @@ class Flights:
             self._tunings, self._searches, request, on_query, flight.lease.needs.priority
         )
         try:
-            async with asyncio.timeout(left + _POOL_GRACE_SECONDS):
+            async with asyncio.timeout(left + POOL_GRACE_SECONDS):
                 flight.placed = True  # the pool gives it an idle worker at once, or refuses
                 return await self._pool.compile(
                     request.canonical,

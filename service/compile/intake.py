@@ -25,12 +25,12 @@ from .single_flight import CompileNeeds, Priority
 
 log = structlog.get_logger(__name__)
 
-_OVERDUE_SECONDS = 2.0
+OVERDUE_SECONDS = 2.0
 """A compile that waits longer is one for which there are too few workers."""
 _WITHDRAW_SECONDS = 5.0
 """What a job has queued is withdrawn if the job has not waited for it for so long; after an outage of Redis it may take
 a moment until the job says so again."""
-_HANDOVER_SECONDS = 15.0
+HANDOVER_SECONDS = 15.0
 """A dead dispatcher's slots are another's after this time (slot_claims.py)."""
 
 
@@ -114,7 +114,7 @@ class CompileIntake:
                 continue
             if free is not None and free <= 0:
                 waiting += compile.priority is not Priority.BATCH
-                overdue[compile.needs.target.kind] += compile.waited >= _OVERDUE_SECONDS
+                overdue[compile.needs.target.kind] += compile.waited >= OVERDUE_SECONDS
                 continue
             flight = await flights.take(compile.key, compile.needs, nowhere=free is None)
             if flight is not None:
@@ -136,7 +136,7 @@ class CompileIntake:
         one to the other. A tuning job's waits for such a worker, if need be for ever; it is the job's own dispatcher's
         while that has one."""
         own, batch = compile.needs.dispatcher, compile.priority is Priority.BATCH
-        if free is None and (batch or (self._workers.elsewhere and compile.waited < _HANDOVER_SECONDS)):
+        if free is None and (batch or (self._workers.elsewhere and compile.waited < HANDOVER_SECONDS)):
             return True
         if free is not None and (not batch or own in ("", self._own)):
             return False

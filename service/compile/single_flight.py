@@ -111,7 +111,7 @@ class Leases:
 
         Raises Overloaded, OverQuota, or the remembered error of a compile that just failed.
         """
-        ask = partial(self._acquire, key, uuid.uuid4().hex, needs=needs, mode="queue")
+        ask = partial(self.acquire, key, uuid.uuid4().hex, needs=needs, mode="queue")
         while (answer := await ask(b"")) == [b"later"]:  # another gateway is sending the body
             await asyncio.sleep(_LATER_SECONDS)
         return self._queued(await ask(body) if answer == [b"body"] else answer)
@@ -154,7 +154,7 @@ class Leases:
         """Takes the lease of a compile that is queued, or whose holder died; None if that lives, or if the compile is
         over or not known."""
         owner = uuid.uuid4().hex
-        match await self._acquire(key, owner, b"", needs=needs, mode="take"):
+        match await self.acquire(key, owner, b"", needs=needs, mode="take"):
             case [b"lease", fence, body, taken, waited_ms, wanted, trace, needs_packed, killed]:
                 return Lease(
                     key,
@@ -170,7 +170,7 @@ class Leases:
                 )
         return None
 
-    async def _acquire(
+    async def acquire(
         self,
         key: str,
         owner: str,

@@ -30,7 +30,7 @@ class SlotClaims:
         self._keys = keys
         self._scripts = scripts
         self._lease_ms = int(max(settings.lease_seconds, _LEAST_SECONDS) * 1000)
-        self._dispatcher = uuid.uuid4().hex
+        self.dispatcher = uuid.uuid4().hex
         self._groups: set[str] = set()
 
     async def claim(self, group: str, offered: Sequence[str], in_use: Sequence[str]) -> Collection[str]:
@@ -41,7 +41,7 @@ class SlotClaims:
             with reserved_for_leases():
                 answer: list[bytes] = await self._scripts.claim_slots(
                     keys=self._keys.slot_keys(group),
-                    args=[self._dispatcher, self._lease_ms, len(offered), *offered, *in_use],
+                    args=[self.dispatcher, self._lease_ms, len(offered), *offered, *in_use],
                 )
         except RedisError as error:
             raise Unavailable(f"Redis does not answer: {error}") from error
@@ -53,7 +53,7 @@ class SlotClaims:
             async with asyncio.timeout(_RELEASE_SECONDS):
                 for group in self._groups:
                     await self._scripts.claim_slots(
-                        keys=self._keys.slot_keys(group), args=[self._dispatcher, 0, 0]
+                        keys=self._keys.slot_keys(group), args=[self.dispatcher, 0, 0]
                     )
         except (RedisError, TimeoutError) as error:
             log.warning("slots_not_released", error=f"{type(error).__name__}: {error}")

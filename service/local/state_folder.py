@@ -36,7 +36,7 @@ from ..storage.private_files import private_folder, write_private
 
 log = structlog.get_logger(__name__)
 
-_LOCK_SECONDS = 15.0
+LOCK_SECONDS = 15.0
 """How long to wait for a service that is just shutting down."""
 RUNTIME_PREFIX = "torchrelay-"
 PROFILES_FOLDER = "credentials"
@@ -50,10 +50,10 @@ async def exclusive(state_dir: Path) -> AsyncIterator[int]:
     private_folder(state_dir)
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        until = time.monotonic() + _LOCK_SECONDS
+        until = time.monotonic() + LOCK_SECONDS
         locked = _try_lock(descriptor)
         if not locked:
-            log.info("waiting_for_another_service_to_end", state_dir=str(state_dir), seconds=_LOCK_SECONDS)
+            log.info("waiting_for_another_service_to_end", state_dir=str(state_dir), seconds=LOCK_SECONDS)
         while not locked:
             if time.monotonic() > until:
                 raise Unavailable(

@@ -19,7 +19,7 @@ from ...workers.pool import become_subreaper, descendants, die_with_parent, kill
 from .listening import say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STOP_SECONDS = 20.0
+STOP_SECONDS = 20.0
 """How long the service may take to end after a signal. Then it is killed: Ray waits a minute for a lost head node."""
 _PAUSE_SECONDS = 1.0
 """Before a service is started again. It doubles up to a limit while the service does not last."""
@@ -41,7 +41,7 @@ def run_supervised(service: Callable[[], None], *, longest_pause: float = 0.0) -
         nonlocal stopped
         stopped = True
         _send(child, signal.SIGINT if received == signal.SIGINT else signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, _STOP_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
 
     def kill(*_: object) -> None:
         _send(child, signal.SIGKILL)

@@ -32,14 +32,14 @@ log = structlog.get_logger(__name__)
 
 _JOIN_SECONDS = 2.0
 """How long a start waits for Redis."""
-_POOL_RESTART_SECONDS = 5.0
+POOL_RESTART_SECONDS = 5.0
 _TOGETHER_SECONDS = 0.1
 """Changes within this time are written once."""
 _WORKERS_CHANGED = "workers"
 """A notification inside this process."""
 _POOLS_TASKS = ("nodes", "workers", "searches", "ray")
 """Tasks of the pool and of its searches, which tell of their errors."""
-_SWEEP_SECONDS = 6 * 3600.0
+SWEEP_SECONDS = 6 * 3600.0
 _SWEEP_LOOK_SECONDS = 600.0
 """Between two checks whether that time is over."""
 _OPEN_STATES = [state for state in get_args(TrainState) if state not in TRAIN_ENDED]
@@ -114,8 +114,8 @@ def _start_tasks(dispatcher: DispatcherParts) -> list[asyncio.Task[None]]:
         "start workers": lambda: _start_pool(dispatcher),
         "registry": lambda: _repeat("registry", _register, dispatcher, register_seconds, _WORKERS_CHANGED),
         "compiles": dispatcher.intake.run,
-        "sweep": lambda: _repeat("sweep", _sweep, dispatcher, min(_SWEEP_SECONDS, _SWEEP_LOOK_SECONDS)),
-        "jobs": lambda: _repeat("jobs", _take_over_jobs, dispatcher, lease_seconds, JOBS_WAIT),
+        "sweep": lambda: _repeat("sweep", sweep_tenants, dispatcher, min(SWEEP_SECONDS, _SWEEP_LOOK_SECONDS)),
+        "jobs": lambda: _repeat("jobs", take_over_jobs, dispatcher, lease_seconds, JOBS_WAIT),
     }
     run = dispatcher.shared.supervisor.run
     for name in (*works, *_POOLS_TASKS):  # so that a rate sees the first failure
@@ -149,7 +149,7 @@ async def _start_pool(dispatcher: DispatcherParts) -> None:
             dispatcher.pool_error = str(error)
             on_change()
             log.error("workers_not_started", error=str(error), exc_info=True)
-            await asyncio.sleep(_POOL_RESTART_SECONDS)
+            await asyncio.sleep(POOL_RESTART_SECONDS)
 
 
 async def _register(dispatcher: DispatcherParts) -> None:
@@ -195,22 +195,22 @@ async def _of_each(
         raise ExceptionGroup("some namespaces failed", errors)
 
 
-async def _sweep(dispatcher: DispatcherParts) -> None:
+async def sweep_tenants(dispatcher: DispatcherParts) -> None:
     """Removes old folders of training jobs, which may be on a disk of this dispatcher's cluster alone. Deletes what
     crashes and training jobs left in the blob store, and counts the cache again, unless a dispatcher has begun to
-    within _SWEEP_SECONDS."""
+    within SWEEP_SECONDS."""
     await _remove_old_folders(dispatcher)
     redis, swept = dispatcher.shared.redis, dispatcher.shared.keys.swept
-    if not await redis.set(swept, dispatcher.id, nx=True, px=int(_SWEEP_SECONDS * 1000)):
+    if not await redis.set(swept, dispatcher.id, nx=True, px=int(SWEEP_SECONDS * 1000)):
         return
     try:
-        await _sweep_all(dispatcher)
+        await sweep_all(dispatcher)
     except BaseException:  # the end of this dispatcher too
         await redis.delete(swept)  # it is tried again, here or by another dispatcher
         raise
 
 
-async def _sweep_all(dispatcher: DispatcherParts) -> None:
+async def sweep_all(dispatcher: DispatcherParts) -> None:
     shared = dispatcher.shared
     names = await shared.namespaces.names()
     await shared.recount.run(names)
@@ -258,7 +258,7 @@ async def _remove_old_folders(dispatcher: DispatcherParts) -> None:
         log.info("train_folder_removed", folder=str(folder))
 
 
-async def _take_over_jobs(dispatcher: DispatcherParts) -> None:
+async def take_over_jobs(dispatcher: DispatcherParts) -> None:
     """Takes over the jobs of all namespaces that no dispatcher runs, and counts the training jobs."""
     shared, open_jobs = dispatcher.shared, dispatcher.open_jobs
     jobs = await open_jobs.read()

@@ -58,7 +58,7 @@ from ..storage.redis.scripts import Scripts
 _LOAD_SECONDS = 1.0
 """How old the load may be that a scrape shows."""
 _SCRAPE_SECONDS = _READY_SECONDS = 2.0
-_KNOWN_SECONDS = 5.0
+KNOWN_SECONDS = 5.0
 """A namespace that existed is not asked for again for so long."""
 _STATES = ("idle", "busy", "starting", "dead")
 _OTHER = "other"
@@ -245,14 +245,14 @@ class Tenants(Generic[T]):
 
     async def of(self, namespace: str) -> T:
         """Raises NotFound for a namespace that does not exist, RedisError when that was not asked for
-        _KNOWN_SECONDS."""
+        KNOWN_SECONDS."""
         if self._known.get(namespace, 0.0) < time.monotonic():
             try:
                 await self._namespaces.check(namespace)
             except NotFound:
                 self._drop(namespace)
                 raise
-            self._known[namespace] = time.monotonic() + _KNOWN_SECONDS
+            self._known[namespace] = time.monotonic() + KNOWN_SECONDS
         return self._opened(namespace)
 
     async def every(self) -> list[T]:

@@ -73,8 +73,8 @@ class Keyring(TrustedKeys):
         with self._locked():
             if not (folder / _RING).exists():
                 self._write(Ring(serial=1, epoch=0, changed=int(clock()), keys=[self._new_key()], revoked=[]))
-        self._loaded = self._open(self._load())
-        self._next_check = time.monotonic() + _CHECK_SECONDS
+        self._loaded = self._open(self.load_ring())
+        self.next_check = time.monotonic() + _CHECK_SECONDS
         self._check: threading.Thread | None = None
         """The last check, until the next one is begun."""
 
@@ -104,7 +104,7 @@ class Keyring(TrustedKeys):
 
     def rotate(self, overlap_seconds: int | None) -> Ring:
         with self._locked():
-            ring = self._load()
+            ring = self.load_ring()
             now = int(self._clock())
             until = None if overlap_seconds is None else now + overlap_seconds
             last = msgspec.structs.replace(ring.keys[-1], until=until)
@@ -113,7 +113,7 @@ class Keyring(TrustedKeys):
 
     def revoke(self, name: str) -> Ring:
         with self._locked():
-            ring = self._load()
+            ring = self.load_ring()
             if name not in self._sites and name not in {listed.id for listed in ring.keys}:
                 raise NotFound(f"there is no key {name}", hint="`torchrelay keys ls` lists them")
             if name in ring.revoked:
@@ -124,7 +124,7 @@ class Keyring(TrustedKeys):
 
     def disown(self) -> Ring:
         with self._locked():
-            ring = self._load()
+            ring = self.load_ring()
             self._change(ring, epoch=ring.epoch + 1)
         return self.ring
 
@@ -145,8 +145,8 @@ class Keyring(TrustedKeys):
 
     def _current(self) -> _OpenRing:
         """The loaded ring, after a check of the folder if the last one was a while ago and the folder answers."""
-        if time.monotonic() >= self._next_check:
-            self._next_check = time.monotonic() + _CHECK_SECONDS
+        if time.monotonic() >= self.next_check:
+            self.next_check = time.monotonic() + _CHECK_SECONDS
             if self._check is not None and self._check.is_alive():
                 if self.reachable:
                     log.error("keys_not_read", folder=str(self.folder), error="the folder does not answer")
@@ -159,7 +159,7 @@ class Keyring(TrustedKeys):
 
     def _look(self) -> None:
         try:
-            ring = self._load()
+            ring = self.load_ring()
             if ring.serial > self._loaded.ring.serial:
                 self._loaded = self._open(ring)
         except (RelayError, OSError) as error:  # it goes on with what it has
@@ -177,7 +177,7 @@ class Keyring(TrustedKeys):
         """A folder whose keys were files before it had another store needs both, for all keys sign the document."""
         return (self._files if self._files.has(name) else self._store).load(name)
 
-    def _load(self) -> Ring:
+    def load_ring(self) -> Ring:
         path = self.folder / _RING
         try:
             return decoding.from_json(read_own(path, UNWRITABLE), type=Ring)

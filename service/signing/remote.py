@@ -45,8 +45,8 @@ from .key_files import read_trusted_keys
 from .messages import Revocation, RingReply, Rotation
 from .trusted_keys import LoadedRing, Ring, TrustedKeys, ring_of
 
-_REFRESH_SECONDS = 1.0
-_PATIENCE_SECONDS = 10.0
+REFRESH_SECONDS = 1.0
+PATIENCE_SECONDS = 10.0
 """For so long a signer that fails is tried again, counted from its first failure: it may be restarting."""
 _WAITS = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Seconds before each further try; the last one repeats."""
@@ -87,7 +87,7 @@ class RemoteKeyring(TrustedKeys):
         self._ended = threading.Event()
         self._known = known
         stored = self._stored()
-        patience = _PATIENCE_SECONDS if stored is None else 0.0
+        patience = PATIENCE_SECONDS if stored is None else 0.0
         try:
             reply = self._ask("GET", "/v1/ring", RingReply, patience=patience, timeout=_RING_TIMEOUT)
             self._loaded = _verified(reply, None)
@@ -118,13 +118,13 @@ class RemoteKeyring(TrustedKeys):
         path = "/v1/sign?" + urlencode({"key": key, "namespace": namespace, "origin": origin})
         refusal = ""
         for _ in range(2):
-            signature = self._ask("POST", path, container.Signature, data, patience=_PATIENCE_SECONDS)
+            signature = self._ask("POST", path, container.Signature, data, patience=PATIENCE_SECONDS)
             try:
                 return _signed(data, signature, self.trust(namespace), origin=origin)
             except SignatureError as error:
                 refusal = error.message
             with suppress(SignatureError):  # the background tells of it
-                self._refresh(patience=_PATIENCE_SECONDS)  # the keys may have changed a moment ago
+                self._refresh(patience=PATIENCE_SECONDS)  # the keys may have changed a moment ago
         raise Unavailable(
             f"what the signer at {self._url} signed is not used: {refusal}",
             hint="If its keys were replaced on purpose, restart what asks it",
@@ -148,7 +148,7 @@ class RemoteKeyring(TrustedKeys):
         return self._loaded
 
     def _keep_fresh(self) -> None:
-        while not self._ended.wait(_REFRESH_SECONDS):
+        while not self._ended.wait(REFRESH_SECONDS):
             try:
                 self._refresh()
             except Exception as error:  # it goes on with what it has

@@ -26,7 +26,7 @@ StorageTier = Literal["redis", "store"]
 _FOLDER = "artifacts"
 FOLDERS = "namespaces"
 """The folder that has those of all namespaces but the default one."""
-_ORPHAN_AGE = timedelta(hours=1)
+ORPHAN_AGE = timedelta(hours=1)
 """A blob that nothing published lives this long, and a day more in the store."""
 _TRANSFER = timedelta(minutes=30)
 """One request; large artifacts go up in parts, and come down in one."""
@@ -92,7 +92,7 @@ class BlobStore:
         """Store, before the index offers it. Raises BlobStoreDown when the same call may succeed later (no connection,
         disk full), Unavailable when it will not (no such bucket, no permission)."""
         if len(data) <= self._settings.blob_inline_bytes and await self._room(len(data)):
-            await self._redis.set(self._keys.blob(digest), data[:], px=_ORPHAN_AGE)
+            await self._redis.set(self._keys.blob(digest), data[:], px=ORPHAN_AGE)
             return "redis"
         await self._installation.check_store()
         try:
@@ -165,7 +165,7 @@ class BlobStore:
                 found = await pipe.execute()
             return [offered == digest.encode() for offered, (_, _, digest) in zip(found, parts, strict=True)]
 
-        return await self._installation.sweep(self._folder, self._keys.orphans, _ORPHAN_AGE, used)
+        return await self._installation.sweep(self._folder, self._keys.orphans, ORPHAN_AGE, used)
 
     async def stored(self, beginning: str) -> list[tuple[str, str]]:
         """Key and digest of each blob in the store whose key has this beginning of two digits, the newest first.

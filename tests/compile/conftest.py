@@ -17,9 +17,9 @@ Connect = Callable[..., RelayBackend]
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.fixture(scope="session")

@@ -236,7 +236,7 @@ def through(
         monkeypatch.setenv("TORCHRELAY_STATE_DIR", str(tmp_path / "client-state"))
         process_backend.cache_clear()
         process_report.cache_clear()
-        torch._dynamo.reset()
+        torch.compiler.reset()
         return pool
 
     yield connect
@@ -244,7 +244,7 @@ def through(
         running.stop()
     process_backend.cache_clear()
     process_report.cache_clear()
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def loss(x: torch.Tensor) -> torch.Tensor:
@@ -300,7 +300,7 @@ def test_a_file_forged_on_this_machines_disk_is_not_read_and_goes(
     )
     process_backend.cache_clear()
     process_report.cache_clear()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert trains() == {"bad_signature": 1}
     assert torchrelay.report().disk_hits == 0
     assert not path.exists()
@@ -355,7 +355,7 @@ def test_a_file_on_this_machines_disk_goes_when_its_key_is_revoked(
     TrustStore(load_settings()).learn(pool.keyring.document())
     process_backend.cache_clear()
     process_report.cache_clear()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert trains() == {"bad_signature": 1}
     assert torchrelay.report().disk_hits == 0
     assert not path.exists()

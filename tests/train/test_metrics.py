@@ -136,7 +136,7 @@ def test_a_compiled_optimizer_s_step_is_seen_and_has_no_graph_more() -> None:
             found.append(graph)
             return graph.forward
 
-        torch._dynamo.reset()
+        torch.compiler.reset()
         weight = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([weight], lr=0.5)
         weight.grad = torch.ones(2)
@@ -153,7 +153,7 @@ def test_a_compiled_optimizer_s_step_is_seen_and_has_no_graph_more() -> None:
 def test_a_reader_who_stands_still_holds_nothing_up_and_learns_what_is_lost(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "_WAITING", 100)
+    monkeypatch.setattr(channels, "WAITING", 100)
     channel = RankChannel(pipe[1])
     count = 5000  # more than a pipe holds
     for step in range(count):

@@ -227,7 +227,7 @@ CASES: dict[str, Case] = {
 
 def run(case: Case, backend: str, mine: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
     """This rank's losses."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(0)
     model = case.wrap(case.net(), backend)
     optimizer = case.optimizer(model.parameters())

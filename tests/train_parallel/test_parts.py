@@ -57,7 +57,7 @@ def test_a_capture_asks_for_all_places_where_parts_are_alike(
     whole = DTensor.from_local(
         torch.ones(4, 3), mesh, [Shard(0)], run_check=False, shape=torch.Size((rows, 3)), stride=(3, 1)
     )
-    torch._dynamo.reset()
+    torch.compiler.reset()
     recorder = GraphRecorder("")
     torch.compile(lambda x: (x * 2 + 1).to_local(), backend=recorder)(whole)
     assert not recorder.skipped

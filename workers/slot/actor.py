@@ -25,9 +25,9 @@ class CompileSlot:
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
-        self._compiles = ForkServerClient(settings)
+        self.compiles = ForkServerClient(settings)
         # with a name of its own: by that the client finds the processes to kill
-        self._searches = ForkServerClient(
+        self.searches = ForkServerClient(
             msgspec.structs.replace(settings, worker=f"{settings.worker}-search", early_server=None)
         )
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -41,18 +41,18 @@ class CompileSlot:
             WORKERS.check(settings.protocol, own=f"worker {settings.worker}", other="the dispatcher")
         except ProtocolMismatch as error:
             return msgspec.msgpack.encode(JobFailed.of(error))
-        answer = await self._compiles.start()
+        answer = await self.compiles.start()
         if self._always_warm:
-            self._warming = asyncio.create_task(self._searches.start())  # the first searcher reports an error
+            self._warming = asyncio.create_task(self.searches.start())  # the first searcher reports an error
         return answer
 
     async def lost(self) -> None:
         """Return once there is no fork server for compiles; `start` starts a new one."""
-        await self._compiles.lost()
+        await self.compiles.lost()
 
     async def compile(self, job_id: str, job: WorkerJob) -> AsyncIterator[bytes]:
         """Encoded StageEvents and JobQueries, then one encoded JobDone or JobFailed."""
-        async for answer in self._compiles.run(job_id, job):
+        async for answer in self.compiles.run(job_id, job):
             yield answer
 
     async def search(self, job_id: str, job: WorkerJob) -> AsyncIterator[bytes]:
@@ -60,24 +60,24 @@ class CompileSlot:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         try:
-            async for answer in self._searches.run(job_id, job):
+            async for answer in self.searches.run(job_id, job):
                 yield answer
         finally:
             loop = asyncio.get_running_loop()
-            self._idle_timer = loop.call_later(self._settings.search_idle_seconds, self._stop_idle_searches)
+            self._idle_timer = loop.call_later(self._settings.search_idle_seconds, self.stop_idle_searches)
 
-    def _stop_idle_searches(self) -> None:
-        if not (self._searches.busy() or self._always_warm):
-            self._searches.close()
+    def stop_idle_searches(self) -> None:
+        if not (self.searches.busy() or self._always_warm):
+            self.searches.close()
 
     async def cancel(self, job_id: str) -> None:
         """Kill job `job_id` if it still runs; its `compile` or `search` then ends with a JobFailed."""
-        for client in (self._compiles, self._searches):
+        for client in (self.compiles, self.searches):
             await client.cancel(job_id)
 
     async def reply(self, job_id: str, question: int, answer: bytes) -> None:
         """Answer a query of job `job_id`, if it still runs."""
-        for client in (self._compiles, self._searches):
+        for client in (self.compiles, self.searches):
             await client.reply(job_id, question, answer)
 
     async def close(self) -> None:
@@ -87,5 +87,5 @@ class CompileSlot:
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.gather(self._warming, return_exceptions=True)
-        self._searches.close()
-        self._compiles.close()
+        self.searches.close()
+        self.compiles.close()

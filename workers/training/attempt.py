@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ...compiler.api.training.events import RankEnded, RankStarted
 
-_LONG_SECONDS = 600.0
+LONG_SECONDS = 600.0
 """A script that ran so long may have made progress without a step: not all have an optimizer."""
 _OF_SIGNALS = range(129, 193)
 """Exit codes by which a shell, or a script of several processes, passes a signal on."""
@@ -55,7 +55,7 @@ class RankAttempt(Struct):
         failed = self.failed
         if failed is None or self.lost or failed.code in _OF_SIGNALS:
             return ""
-        if time.monotonic() - self.began > _LONG_SECONDS:
+        if time.monotonic() - self.began > LONG_SECONDS:
             return ""
         if any(words in failed.detail.lower() for words in _OF_MEMORY):
             return ""

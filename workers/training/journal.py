@@ -38,15 +38,15 @@ from ...compiler.api.training.jobs import TRAIN_ENDED
 MOST_ENTRIES = 1000
 """The most entries of one answer."""
 _ANSWER_BYTES = 8 << 20
-_MEMORY_BYTES = 8 << 20
+MEMORY_BYTES = 8 << 20
 """Bytes of entries in memory; older ones are read from the disk."""
-_UNWRITTEN_BYTES = 64 << 20
+UNWRITTEN_BYTES = 64 << 20
 """Bytes of entries that could not be written; past these, log lines and metrics are lost."""
 _DISK_BYTES = 1 << 30
 """Bytes of entries that were not fetched; past these, log lines and metrics are lost."""
-_COMPACT_BYTES = 4 << 20
+COMPACT_BYTES = 4 << 20
 """A file whose entries were all fetched begins anew from this size."""
-_SHOWN_BYTES = 256 << 20
+SHOWN_BYTES = 256 << 20
 """A file for people that grew past it replaces its predecessor `NAME.1`: the service has all of it."""
 _OPEN_SHARE = 4
 """One in so many of the files that this process may have open is for people."""
@@ -207,12 +207,12 @@ class JobJournal:
             self._size, self._written = len(first), self.last
 
     def _compact(self) -> None:
-        if self._size > _COMPACT_BYTES and self._fetched >= self.last:
+        if self._size > COMPACT_BYTES and self._fetched >= self.last:
             self._begin_file()
 
     def _accepted(self, events: list[TrainEvent]) -> list[TrainEvent]:
         """All, or those that must not be lost if there is too much."""
-        losing = self._unwritten > _UNWRITTEN_BYTES or self._size > _DISK_BYTES
+        losing = self._unwritten > UNWRITTEN_BYTES or self._size > _DISK_BYTES
         if not losing:
             self._losing = False
             return events
@@ -233,7 +233,7 @@ class JobJournal:
         self._unwritten += len(line)
 
     def _forget(self) -> None:
-        while self._bytes > _MEMORY_BYTES and self._lines[0][0] <= self._written:
+        while self._bytes > MEMORY_BYTES and self._lines[0][0] <= self._written:
             self._bytes -= len(self._lines.popleft()[1])
 
     def _write(self) -> str:
@@ -326,7 +326,7 @@ class _AppendedFiles:
         view = memoryview(data)
         while view:
             view = view[os.write(file, view) :]
-        if os.fstat(file).st_size > _SHOWN_BYTES:
+        if os.fstat(file).st_size > SHOWN_BYTES:
             path.replace(path.with_name(f"{path.name}.1"))
             self._close(path)
 

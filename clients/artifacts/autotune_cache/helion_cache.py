@@ -45,7 +45,7 @@ class HelionCache(RemoteCacheBackend):  # type: ignore[misc, unused-ignore]
             record = {"config": json.dumps(config)}
             # Helion checks what it got outside of any `try`, in the launch of the kernel: so first here.
             cache._validate_config_policy(record)
-            _check_within(cache.kernel.config_spec, config)
+            check_within(cache.kernel.config_spec, config)
         except Exception as error:  # whatever Helion has against it
             _log.info("torchrelay: the team's configuration for %s is not used: %s", key[:16], error)
             return None
@@ -74,7 +74,7 @@ def checked_config(text: str) -> dict[str, Any]:
     return config
 
 
-def _check_within(spec: Any, config: dict[str, Any]) -> None:
+def check_within(spec: Any, config: dict[str, Any]) -> None:
     """Raises whatever Helion raises for a configuration that the kernel's ConfigSpec does not allow; ValueError for one
     that no search of this kernel would try."""
     space = spec.create_config_generation()

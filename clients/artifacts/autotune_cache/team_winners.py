@@ -42,14 +42,14 @@ class TeamWinners:
 
     def __init__(self, gateway: GatewayClient | None) -> None:
         self._gateway = gateway
-        self._paused_until = 0.0
+        self.paused_until = 0.0
         self._may_store = True
 
     def find(self, library: AutotunedLibrary, version: str, key: str) -> str | None:
         """The winner that the team has for `key` of this version of the library, as JSON text that is not checked yet;
         None if there is none, or none can be had now."""
         try:
-            if (gateway := self._active()) is None or (name := self._name(library, version, key)) is None:
+            if (gateway := self._active()) is None or (name := self.name_of(library, version, key)) is None:
                 return None
             entry = gateway.autotune(library, name)
             if entry.key != key:
@@ -66,7 +66,7 @@ class TeamWinners:
         try:
             if len(data) > ENTRY_LIMIT or not self._may_store or (gateway := self._active()) is None:
                 return
-            if (name := self._name(library, version, key)) is not None:
+            if (name := self.name_of(library, version, key)) is not None:
                 gateway.store_autotune(library, name, AutotuneEntry(key, data))
         except Forbidden as error:  # a token that may only read: on purpose, and no reason not to read
             self._may_store = False
@@ -75,9 +75,9 @@ class TeamWinners:
             self._failed(error)
 
     def _active(self) -> GatewayClient | None:
-        return self._gateway if time.monotonic() >= self._paused_until else None
+        return self._gateway if time.monotonic() >= self.paused_until else None
 
-    def _name(self, library: AutotunedLibrary, version: str, key: str) -> str | None:
+    def name_of(self, library: AutotunedLibrary, version: str, key: str) -> str | None:
         """The key at the service, 64 hex digits; None where there is no GPU."""
         environment = current_gpu()
         if environment is None:
@@ -88,7 +88,7 @@ class TeamWinners:
         ).hexdigest()
 
     def _failed(self, error: Exception) -> None:
-        self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        self.paused_until = time.monotonic() + _PAUSE_SECONDS
         _report(error)
 
 

@@ -139,7 +139,7 @@ class ProcessPrograms:
         captured = CapturedGraph(request, sizes, record.device, cudagraphs)
         if self._source().may_begin_eagerly(background):
             return captured, "the ranks of a job decide together how long it runs eagerly"
-        other = _other_settings(request, inductor, aot) or _other_device(request, record)
+        other = other_settings(request, inductor, aot) or _other_device(request, record)
         return captured, f"a graph of it would be another one now, because of {other}" if other else ""
 
     def checked(self, frame: FrameName, key: str, record: FrameProgram, difference: str) -> None:
@@ -175,7 +175,7 @@ def _name(frame: FrameName) -> str:
     return f"{frame.module}.{frame.name}"
 
 
-def _other_settings(request: schema.GraphRequest, inductor: Options, aot: Options) -> str:
+def other_settings(request: schema.GraphRequest, inductor: Options, aot: Options) -> str:
     """Which settings are not as they were, so that this process would send another request for the graph; or ''."""
     if request.toolchain != local_toolchain():
         return "another toolchain"

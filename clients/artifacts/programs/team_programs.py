@@ -115,7 +115,7 @@ class TeamPrograms:
             self._unsent += 1
             if self._sender is None or not self._sender.is_alive():
                 if self._sender is None:
-                    atexit.register(self._wait)
+                    atexit.register(self.drain)
                 self._sender = threading.Thread(
                     target=self._send_all, name="torchrelay-programs", daemon=True
                 )
@@ -157,7 +157,7 @@ class TeamPrograms:
         chosen = hashlib.sha256(body).digest()[0] % SLOTS
         self._gateway.store_program(function, chosen, body, replace=True)
 
-    def _wait(self) -> None:
+    def drain(self) -> None:
         with self._lock:
             self._lock.wait_for(lambda: not self._unsent, _EXIT_SECONDS)
 

@@ -28,12 +28,12 @@ from ....compiler.artifact.symbol_versions import CUDA, check_needs
 from ....compiler.errors import CannotLoad, DeadlineExceeded, JobUnreachable, RelayError
 from ...gateway.connection import Deadline
 
-_HEARTBEAT_SECONDS = 1.0
-_LOST_SECONDS = 15.0
+HEARTBEAT_SECONDS = 1.0
+LOST_SECONDS = 15.0
 """A leader without a heartbeat for so long is replaced. Taking over too early costs one more request."""
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.25
-_JOIN_SECONDS = 5.0
+JOIN_SECONDS = 5.0
 """How long the first graph that a process leads waits for the others to tell what they can load. Some may compile
 nothing, ever."""
 _CHUNK_BYTES = 4 << 20
@@ -41,7 +41,7 @@ _CHUNK_BYTES = 4 << 20
 _EAGER_CALLS = 4
 """Calls of a graph that ranks run eagerly before they look again whether it is compiled. Each look is a round trip to
 the store."""
-_POSTED_BYTES = 256 << 20
+POSTED_BYTES = 256 << 20
 """What one leader has in the store at most for ranks that have not read it yet; the oldest is deleted first."""
 
 _ABSENT = b"\0absent"
@@ -145,7 +145,7 @@ class JobMachines:
         return self._known
 
     def _all_joined(self) -> bool:
-        until, pause = time.monotonic() + _JOIN_SECONDS, _FIRST_PAUSE_SECONDS
+        until, pause = time.monotonic() + JOIN_SECONDS, _FIRST_PAUSE_SECONDS
         while self._store.add("joined", 0) < self._processes:
             if self._waited or time.monotonic() > until:
                 self._waited = True
@@ -281,13 +281,13 @@ class StoreAgreement:
 
     def _post(self, key: str, generation: int, data: bytes) -> int:
         """Put the bytes where followers find them; the number of chunks, 0 for too many bytes."""
-        if len(data) > _POSTED_BYTES or self._readers < 1:
+        if len(data) > POSTED_BYTES or self._readers < 1:
             return 0
         parts = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
         for index, part in enumerate(parts):
             self._store.put(_chunk(key, generation, index), part)
         self._posted.append(_PostedArtifact(key, generation, len(parts), len(data)))
-        while sum(posted.size for posted in self._posted) > _POSTED_BYTES:
+        while sum(posted.size for posted in self._posted) > POSTED_BYTES:
             oldest = self._posted.popleft()
             self._drop(oldest.key, oldest.generation, oldest.chunks)
         return len(parts)
@@ -299,7 +299,7 @@ class StoreAgreement:
     @contextlib.contextmanager
     def _heartbeat(self, name: str, seconds: float) -> Iterator[None]:
         """Send a heartbeat to the followers, but not for longer than the deadline."""
-        over, every = threading.Event(), _HEARTBEAT_SECONDS
+        over, every = threading.Event(), HEARTBEAT_SECONDS
         until = time.monotonic() + seconds
 
         def beat() -> None:
@@ -324,13 +324,13 @@ class StoreAgreement:
             decision = self._decision(key)
             if decision is not None:
                 return decision
-            if (now := time.monotonic()) - last_check >= _HEARTBEAT_SECONDS:
+            if (now := time.monotonic()) - last_check >= HEARTBEAT_SECONDS:
                 last_check = now
                 if self._store.get(f"{key}/gone/{generation}") is not None:
                     return None
                 if (found := self._store.add(f"{key}/beat/{generation}", 0)) != beats:
                     beats, last_beat = found, now
-                elif now - last_beat > _LOST_SECONDS:
+                elif now - last_beat > LOST_SECONDS:
                     return None
             try:
                 clock.sleep(pause)

@@ -19,7 +19,7 @@ from ..source import A, ArtifactRequest, LoadedArtifact, LocalSource
 from ..verification import VerifiedArtifact
 from .agreement import AgreementStore, Decision, Machine, StoreAgreement
 
-_STORE_SECONDS = 30.0
+STORE_SECONDS = 30.0
 """The longest that a job's store may take to answer."""
 _FETCH_SECONDS = 60.0
 """An artifact that the job decided on, from the gateway."""
@@ -97,7 +97,7 @@ class JobSource:
         if size < 2:
             return None
         try:
-            store = process_groups.job_store(endpoint, timedelta(seconds=_STORE_SECONDS))
+            store = process_groups.job_store(endpoint, timedelta(seconds=STORE_SECONDS))
         except (RuntimeError, OSError) as error:
             text = str(error).partition("\n")[0]
             raise JobUnreachable(f"the job's store cannot be reached: {text}") from None

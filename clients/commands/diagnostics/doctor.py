@@ -98,7 +98,7 @@ def run_checks() -> Iterator[CheckResult]:
         return
     failed: set[str] = set()
     with GatewayClient(settings) as gateway:
-        for check in _CHECKS:
+        for check in CHECKS:
             blocker = next((name for name in check.needs if name in failed), None)
             if blocker is None:
                 result = _result(check, gateway, settings)
@@ -219,7 +219,7 @@ def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
     return ", ".join(_described(own, target) for target in targets)
 
 
-def _signature(gateway: GatewayClient, settings: ClientSettings) -> str:
+def check_signature(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not settings.public_keys:
         raise errors.SignatureError(
             "no public key is trusted",
@@ -273,7 +273,7 @@ def _round_trip(gateway: GatewayClient, settings: ClientSettings) -> str:
     return f"{answer.outcome}, {answer.seconds:.1f} s, equal to eager up to rounding"
 
 
-_CHECKS = (
+CHECKS = (
     _Check("versions", (), _versions),
     _Check("backend", (), _backend),
     _Check("settings", (), _settings),
@@ -282,7 +282,7 @@ _CHECKS = (
     _Check("workers", ("gateway",), _workers),
     _Check("isolation", ("gateway", "workers"), _isolation),
     _Check("toolchain", ("versions", "gateway", "workers"), _toolchain),
-    _Check("signature", ("gateway",), _signature),
+    _Check("signature", ("gateway",), check_signature),
     _Check("round trip", ("backend", "settings", "redis", "toolchain", "signature"), _round_trip),
 )
 

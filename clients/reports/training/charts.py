@@ -141,14 +141,14 @@ def _picture(label: str, shapes: Sequence[Shape]) -> Picture:
 
 def _levels(x: Axis, y: Axis, formatted: Format) -> list[Shape]:
     """Horizontal lines with their values."""
-    ticks = _ticks(y.low, y.high, 4, binary=formatted is bytes_of)
+    ticks = marks(y.low, y.high, 4, binary=formatted is bytes_of)
     return svg.grid(x, y, [], [(value, formatted(value)) for value in ticks])
 
 
 def _scale(x: Axis, unit: str) -> list[Shape]:
     """Values below the plot; the last one with the unit."""
     shapes = []
-    ticks = _ticks(x.low, x.high, 6, whole=unit == "step")
+    ticks = marks(x.low, x.high, 6, whole=unit == "step")
     for value in ticks:
         text = f"{value:,.6g} {unit}" if value == ticks[-1] else f"{value:,.6g}"
         at, kind = x(value), "tick"
@@ -167,7 +167,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _ticks(low: float, high: float, most: int, *, binary: bool = False, whole: bool = False) -> list[float]:
+def marks(low: float, high: float, most: int, *, binary: bool = False, whole: bool = False) -> list[float]:
     """Round numbers between them; binary: round as KiB, MiB, GiB; whole: without a fraction."""
     unit = 1024.0 ** max(int(math.log(high or 1.0, 1024)), 0) if binary and high >= 1 else 1.0
     span = ((high - low) or 1.0) / unit

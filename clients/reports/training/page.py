@@ -53,7 +53,7 @@ def page(report: TrainingReport) -> str:
         facts=_facts,
         memory_drawn=charts.memory,
         memory_names=charts.MEMORY_NAMES,
-        short=_short,
+        short=short_name,
         steps_drawn=charts.steps,
     )
 
@@ -151,7 +151,7 @@ def _facts(summary: ProfileSummary) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A C++ kernel's name without PyTorch's namespaces, return type and arguments."""
     plain = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
     plain = re.sub(r"(?<=[\w>])\(.*", "", plain, flags=re.DOTALL)

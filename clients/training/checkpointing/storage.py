@@ -192,7 +192,7 @@ class ObjectStorage:
             ) from None
         self._do: Any = obstore
         try:
-            self._store: Any = from_url(
+            self.objects: Any = from_url(
                 url,
                 client_options={
                     "allow_http": True,
@@ -220,11 +220,11 @@ class ObjectStorage:
     def store(self, name: str, files: Iterable[CheckpointFile]) -> None:
         with self._errors(f"{name} could not be sent"):
             for file in files:
-                self._do.put(self._store, _object_name(name, file), self._drafts[name] / file.name)
+                self._do.put(self.objects, _object_name(name, file), self._drafts[name] / file.name)
 
     def publish(self, name: str, manifest: CheckpointManifest) -> None:
         with self._errors(f"{name} could not be sent"):
-            self._do.put(self._store, f"{name}/{_MANIFEST}", msgspec.json.encode(manifest))
+            self._do.put(self.objects, f"{name}/{_MANIFEST}", msgspec.json.encode(manifest))
         with contextlib.suppress(CheckpointError):  # what stays goes with the checkpoint
             listed = {f"{name}/{_MANIFEST}", *(_object_name(name, file) for file in manifest.files)}
             self._delete({entry["path"] for entry in self._listed(f"{name}/")} - listed)
@@ -243,7 +243,7 @@ class ObjectStorage:
 
     def manifest(self, name: str) -> CheckpointManifest:
         with self._errors(f"the list of {name} could not be read"):
-            return _decode(name, bytes(self._do.get(self._store, f"{name}/{_MANIFEST}").bytes()))
+            return _decode(name, bytes(self._do.get(self.objects, f"{name}/{_MANIFEST}").bytes()))
 
     @contextlib.contextmanager
     def opened(self, name: str, manifest: CheckpointManifest) -> Iterator[Path]:
@@ -251,7 +251,7 @@ class ObjectStorage:
             for file in manifest.files:
                 path = _object_name(name, file)
                 with self._errors(f"{name} could not be read"), (Path(folder) / file.name).open("wb") as out:
-                    for chunk in self._do.get(self._store, path).stream():
+                    for chunk in self._do.get(self.objects, path).stream():
                         out.write(chunk)
             yield Path(folder)
 
@@ -261,11 +261,11 @@ class ObjectStorage:
     def _delete(self, paths: Iterable[str]) -> None:
         with self._errors("files of a checkpoint could not be deleted"):
             for path in sorted(paths, key=lambda path: not path.endswith(_MANIFEST)):
-                self._do.delete(self._store, path)
+                self._do.delete(self.objects, path)
 
     def _listed(self, prefix: str = "") -> list[Any]:
         with self._errors("the store of the checkpoints could not be read"):
-            return [entry for batch in self._do.list(self._store, prefix or None) for entry in batch]
+            return [entry for batch in self._do.list(self.objects, prefix or None) for entry in batch]
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:

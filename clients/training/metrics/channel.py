@@ -18,7 +18,7 @@ import msgspec
 from ....compiler.api.training.events import JobNote, RankMessage, StepMetrics
 from ..rank_environment import load_rank, take_channel
 
-_WAITING = 10_000
+WAITING = 10_000
 """Metrics that wait at most."""
 
 
@@ -48,7 +48,7 @@ class RankChannel:
             self._waiting.append(message)
             if isinstance(message, StepMetrics):
                 self._metrics += 1
-                if self._metrics > _WAITING:
+                if self._metrics > WAITING:
                     self._drop_oldest()
             if self._thread is None:
                 self._thread = threading.Thread(

@@ -156,12 +156,12 @@ LIBRARIES: Mapping[str, KnownLibrary] = {
 """The libraries by the names of their distributions. The source that is digested is the module's own file: an operator
 whose definition is in several files does not belong here."""
 
-_LIBRARY_OF = {operator: name for name, library in LIBRARIES.items() for operator in library.operators}
+LIBRARY_OF = {operator: name for name, library in LIBRARIES.items() for operator in library.operators}
 
 
 def library_of(operator: str) -> str | None:
     """The library that registers an operator; None: no known one does."""
-    return _LIBRARY_OF.get(operator)
+    return LIBRARY_OF.get(operator)
 
 
 def libraries_of(graph: schema.Graph) -> list[str]:

@@ -35,14 +35,14 @@ class OperatorCandidates:
 
         self._cache = cache
         self._bound = bound
-        self._choices = list(bound["choices"])
+        self.choices = list(bound["choices"])
         self._graph = V.graph
         self._arguments: Any = None
         self._places: dict[int, Any] = {}
         """The same arguments in other memory."""
         self.device: str = bound["layout"].device.type
-        self.candidates = _distinct([candidate_text(choice) for choice in self._choices])
-        self.aten = [i for i, choice in enumerate(self._choices) if isinstance(choice, ExternKernelCaller)]
+        self.candidates = _distinct([candidate_text(choice) for choice in self.choices])
+        self.aten = [i for i, choice in enumerate(self.choices) if isinstance(choice, ExternKernelCaller)]
         self.problem = self._problem() if problem is None else problem
 
     def _problem(self) -> records.Problem:
@@ -54,7 +54,7 @@ class OperatorCandidates:
         settings = {option: str(value) for option, value in changed_options(SEARCH_SPACE_OPTIONS).items()}
         settings |= precision_settings(name, self.device, {key[1] for key in keys})
         if self.aten:
-            own = self._choices[self.aten[0]]
+            own = self.choices[self.aten[0]]
             settings |= {f"arg.{k}": repr(v) for k, v in own.kwargs.items()}
             for i, (node, key) in enumerate(zip(own.input_nodes, keys, strict=False)):
                 if (given := self._cache.key_of(node)) != key:  # a bias that only the templates take expanded
@@ -68,7 +68,7 @@ class OperatorCandidates:
         if name not in DESCRIBED_BY_OPERANDS or not self.aten or self._bound.get("input_gen_fns"):
             sources = sorted(
                 str(getattr(bmreq, "module_cache_key", "") or getattr(bmreq, "hash_key", ""))
-                for bmreq in map(_benchmark_request, self._choices)
+                for bmreq in map(_benchmark_request, self.choices)
             )
             settings["sources"] = hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
         return records.Problem(
@@ -78,11 +78,11 @@ class OperatorCandidates:
     def thin(self, most: int) -> None:
         """Keep PyTorch's own kernels and as many others, the same ones each time."""
         drawn = sorted(
-            (i for i in range(len(self._choices)) if i not in self.aten),
+            (i for i in range(len(self.choices)) if i not in self.aten),
             key=lambda i: hashlib.sha256(self.candidates[i].encode()).digest(),
         )
         kept = sorted({*self.aten, *drawn[:most]})
-        self._choices = [self._choices[i] for i in kept]
+        self.choices = [self.choices[i] for i in kept]
         self.candidates = [self.candidates[i] for i in kept]
         self.aten = [position for position, i in enumerate(kept) if i in self.aten]
 
@@ -95,7 +95,7 @@ class OperatorCandidates:
         pool = ThreadPoolExecutor(config.compile_threads or 1)
         built = {
             i: pool.submit(candidate_context().run, choice.precompile)
-            for i, choice in enumerate(self._choices)
+            for i, choice in enumerate(self.choices)
             if hasattr(choice, "precompile")
         }
         pool.shutdown(wait=False)
@@ -121,7 +121,7 @@ class OperatorCandidates:
         rest: list[int] = []
         with V.set_graph_handler(self._graph):
             for i in slowest_first(self.candidates):
-                choice = self._choices[i]
+                choice = self.choices[i]
                 if parallel and isinstance(choice, TritonTemplateCaller):
                     source = Path(choice.bmreq.module_path).read_text()
                     begun[i] = source, compilers.triton(choice.bmreq.kernel_name, source).future
@@ -132,10 +132,10 @@ class OperatorCandidates:
         def finish(i: int) -> None:
             if i not in begun:
                 with V.set_graph_handler(self._graph):
-                    self._choices[i].precompile()
+                    self.choices[i].precompile()
                 return
             source, future = begun[i]
-            request = self._choices[i].bmreq
+            request = self.choices[i].bmreq
             try:
                 kernel, _ = future.result()
             finally:
@@ -171,7 +171,7 @@ class OperatorCandidates:
         with torch.random.fork_rng(devices=devices), V.set_graph_handler(self._graph):
             torch.manual_seed(seed)
             self._arguments = self._cache.get_inputs(
-                self._choices,
+                self.choices,
                 self._bound["input_nodes"],
                 self._bound["layout"],
                 self._bound.get("input_gen_fns"),
@@ -201,7 +201,7 @@ class OperatorCandidates:
             if known is not None:
                 return known
             wide = [x.double() if x.is_floating_point() else x for x in inputs]
-            result = self._choices[self.aten[0]].to_callable()(*wide)
+            result = self.choices[self.aten[0]].to_callable()(*wide)
         except Exception:  # no such kernel for float64, or none that takes it
             return None
         return result if isinstance(result, torch.Tensor) and result.dtype == torch.float64 else None
@@ -214,7 +214,7 @@ class OperatorCandidates:
         from torch._inductor.runtime.benchmarking import benchmarker
         from torch._inductor.virtualized import V
 
-        choice = self._choices[index]
+        choice = self.choices[index]
         inputs, out = self._arguments.get_benchmark_tensors(self._cache._is_extern(choice)).unpack()
         # what is not written must show, and another candidate's result must not stand in for it
         out.fill_(math.nan if out.is_floating_point() and out.element_size() > 1 else 0)
@@ -247,7 +247,7 @@ class OperatorCandidates:
     def close(self) -> None:
         """Let go of inputs and of what was loaded to run candidates (BenchmarkRequest.cleanup_run_fn)."""
         self._arguments, self._places = None, {}
-        for choice in self._choices:
+        for choice in self.choices:
             clean: Any = getattr(_benchmark_request(choice), "cleanup_run_fn", None)
             if clean is not None:
                 clean()

@@ -35,12 +35,12 @@ def recording_extensions(files: dict[str, Path]) -> Iterator[None]:
         return module
 
     with contextlib.ExitStack() as stack:
-        for owner, name in _builders():
+        for owner, name in builders():
             stack.enter_context(patched(owner, name, _around(owner, name, record)))
         yield
 
 
-def _builders() -> Iterator[tuple[ModuleType, str]]:
+def builders() -> Iterator[tuple[ModuleType, str]]:
     """The modules that hold a builder, and its name; none where Triton is not installed (CPU builds)."""
     try:
         import triton.backends.nvidia.driver
@@ -85,14 +85,14 @@ class PrebuiltExtensions:
             self._install()
 
     def _install(self) -> None:
-        for owner, name in _builders():
+        for owner, name in builders():
             replace(owner, name, _around(owner, name, self._find_or_build))
 
     def _find_or_build(self, key: str, name: str, build: Build) -> ModuleType:
         path = self.files.get(key)
         if path is not None:
             try:
-                return _load_extension(name, path)
+                return load_extension(name, path)
             except ImportError as error:  # in the middle of a training step, where nothing else could be done
                 _log.warning("torchrelay: %s is built here, the artifact's cannot be loaded: %s", name, error)
         return build()
@@ -101,7 +101,7 @@ class PrebuiltExtensions:
 prebuilt_extensions = PrebuiltExtensions()
 
 
-def _load_extension(name: str, path: Path) -> ModuleType:
+def load_extension(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -27,10 +27,10 @@ log = structlog.get_logger(__name__)
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """All others are refused: `none`, and HMACs, whose key would be one that everyone knows."""
-_REFRESH_SECONDS = 300.0
-_USABLE_SECONDS = 86400.0
+REFRESH_SECONDS = 300.0
+USABLE_SECONDS = 86400.0
 """Known keys count for so long without a newer list."""
-_PAUSE_SECONDS = 10.0
+PAUSE_SECONDS = 10.0
 """The least time between two fetches, whatever they brought."""
 _FETCH_SECONDS = 5.0
 _DOCUMENT_BYTES = 256 << 10
@@ -60,14 +60,14 @@ class IssuerKeys:
     async def key(self, kid: str) -> jwt.PyJWK:
         """Raises Unauthenticated for a key that the issuer does not list; Unavailable where its keys cannot be had."""
         age = time.monotonic() - self._fetched
-        known = self._keys.get(kid) if age < _USABLE_SECONDS else None
-        if known is None or age > _REFRESH_SECONDS:
+        known = self._keys.get(kid) if age < USABLE_SECONDS else None
+        if known is None or age > REFRESH_SECONDS:
             self._start_fetch()
         if known is not None:
             return known
         if self._fetching is not None:
             await asyncio.shield(self._fetching)  # others wait for it too
-        if time.monotonic() - self._fetched >= _USABLE_SECONDS:
+        if time.monotonic() - self._fetched >= USABLE_SECONDS:
             raise Unavailable(
                 "the keys of the sign-in provider cannot be fetched", hint="The gateway's log says why"
             )
@@ -76,7 +76,7 @@ class IssuerKeys:
         return self._keys[kid]
 
     def _start_fetch(self) -> None:
-        if self._fetching is None and time.monotonic() - self._tried >= _PAUSE_SECONDS:
+        if self._fetching is None and time.monotonic() - self._tried >= PAUSE_SECONDS:
             self._fetching = asyncio.create_task(self._fetch(), name=f"keys of {self._issuer.issuer}")
             self._fetching.add_done_callback(self._end_fetch)
 

@@ -30,7 +30,7 @@ _TYPES = ("jwt", "at+jwt", "application/at+jwt")
 """What a header may say of its type (RFC 9068). Others are for other purposes: a logout, an event."""
 _LEEWAY_SECONDS = 30
 """The issuer's clock may differ by so much."""
-_REMEMBERED_SECONDS = 30.0
+REMEMBERED_SECONDS = 30.0
 """A token that was good is not checked again for so long: a check takes 0.2 ms, and a job's ranks send one token."""
 _REMEMBERED = 8192
 _ID_DIGITS = 16
@@ -122,7 +122,7 @@ class JwtTokens:
             allow_source=any(rule.allow_source for rule in home),
             allow_programs=any(rule.allow_programs for rule in home),
         )
-        return min(time.time() + _REMEMBERED_SECONDS, int(claims["exp"]) + _LEEWAY_SECONDS), record
+        return min(time.time() + REMEMBERED_SECONDS, int(claims["exp"]) + _LEEWAY_SECONDS), record
 
     async def _verified(self, token: str) -> tuple[Issuer, dict[str, Any]]:
         """The issuer, and the claims that it has signed and that hold. Raises PyJWTError, of these _CLAIMS only after

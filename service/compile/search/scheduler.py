@@ -35,17 +35,17 @@ log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 0.5
 """Time between two schedules, while there is anything to do and nothing changes."""
-_BACKOFF_SECONDS = (1.0, 60.0)
+BACKOFF_SECONDS = (1.0, 60.0)
 """First and longest pause of a device whose sessions do not start."""
 _FAILED_STARTS = 3
 """After so many in a row, with no session alive, compiles do not wait for one."""
-_TURN_SECONDS = 30.0
+TURN_SECONDS = 30.0
 """A session has its device at least so long, unless a more urgent task needs it."""
 _MOST_PRESTARTED = 8
 """Sessions that are started before there is work for them."""
 _MOST_CONSIDERED = 64
 """Tasks of one kind in one schedule: more devices are not free at once."""
-_MOST_WORKERS = 4096
+MOST_WORKERS = 4096
 """So many are remembered; clusters that grow and shrink name each new one anew."""
 _NO_WORK = len(Priority)
 """The rank of a session without tasks: behind all priorities."""
@@ -136,7 +136,7 @@ class SearchScheduler:
         self.notify()
 
     def _back_off(self, worker: str) -> None:
-        seconds, longest = _BACKOFF_SECONDS
+        seconds, longest = BACKOFF_SECONDS
         if worker in self._backoffs:
             seconds = min(2 * self._backoffs[worker].seconds, longest)
         self._backoffs[worker] = _Backoff(time.monotonic() + seconds, seconds)
@@ -314,7 +314,7 @@ class SearchScheduler:
                 continue
             rank = self._rank(rival)
             fair = rival.queue is demand.queue or own == 0 or len(self._sessions_of(rival.queue)) > own + 1
-            had_turn = time.monotonic() - rival.since > _TURN_SECONDS
+            had_turn = time.monotonic() - rival.since > TURN_SECONDS
             if rank > demand.priority or (rank == demand.priority and fair and had_turn):
                 rival.draining = True
                 return
@@ -328,5 +328,5 @@ class SearchScheduler:
 
 
 def _forget_oldest(of_workers: dict[Any, Any]) -> None:
-    if len(of_workers) > _MOST_WORKERS:
+    if len(of_workers) > MOST_WORKERS:
         del of_workers[next(iter(of_workers))]

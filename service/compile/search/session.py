@@ -43,7 +43,7 @@ SHIFT_SECONDS = 3600.0
 """After this a session is replaced by a fresh one."""
 _DEADLINE_SECONDS = 3 * SHIFT_SECONDS
 """After this it is killed, whatever it does."""
-_SILENT_SECONDS = 300.0
+SILENT_SECONDS = 300.0
 _SILENT_EXHAUSTIVE_SECONDS = 1800.0
 """A session with tasks that sends nothing for so long is killed. To build an exhaustive space takes long."""
 
@@ -109,7 +109,7 @@ class SearchSession:
         if not self.tasks:
             return False
         exhaustive = any(task.task.space == "exhaustive" for task in self.tasks.values())
-        most = _SILENT_EXHAUSTIVE_SECONDS if exhaustive else _SILENT_SECONDS
+        most = _SILENT_EXHAUSTIVE_SECONDS if exhaustive else SILENT_SECONDS
         budget = max(task.task.seconds for task in self.tasks.values())
         return time.monotonic() - self._last_query > most + budget
 

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _POLL_SECONDS = 2.0
-_CANCEL_SECONDS = 20.0
+CANCEL_SECONDS = 20.0
 """For ranks to end and report it, before their driver is ended. Nodes kill ranks 5 s after a request to end."""
 _UNREACHABLE_SECONDS = 6.0
 """The same where the driver does not answer the request."""
@@ -58,7 +58,7 @@ _CHECK_SECONDS = 1.0
 _LOG_TAIL = 2000
 _TOKEN_SECONDS = 2 * 86400
 """How long the ranks' token lives on after a dispatcher last ran the job."""
-_EXTEND_SECONDS = 3600.0
+EXTEND_SECONDS = 3600.0
 _BATCH_SECONDS = 0.2
 """Events that come within this time are recorded together."""
 _FULL_BATCH = 500
@@ -206,7 +206,7 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
 
     async def _extend_token(self) -> None:
         """The ranks' token, also one that another dispatcher issued, lives on with the job."""
-        if time.monotonic() - self._extended < _EXTEND_SECONDS:
+        if time.monotonic() - self._extended < EXTEND_SECONDS:
             return
         self._extended = time.monotonic()
         with redis_errors_logged("token_not_extended", job=self.id):
@@ -284,7 +284,7 @@ class TrainingJobRun(JobRun[TrainingJobRecord]):
                 break
         self._ending.set()
         began, answered = time.monotonic(), False
-        while time.monotonic() < began + (_CANCEL_SECONDS if answered else _UNREACHABLE_SECONDS):
+        while time.monotonic() < began + (CANCEL_SECONDS if answered else _UNREACHABLE_SECONDS):
             try:  # more than once: a driver may be starting
                 async with asyncio.timeout(_HANG_SECONDS):
                     await self._parts.pool.training.cancel(self._node_job)

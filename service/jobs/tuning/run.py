@@ -47,8 +47,8 @@ from ..run import JobLost, JobRun
 from .records import TuningJobRecord, TuningJobs, pack, unpack, waiting
 
 _TIMINGS = 256
-_LEAST_TIMINGS = 16
-_ALL_TIMINGS = 1 << 16
+LEAST_TIMINGS = 16
+ALL_TIMINGS = 1 << 16
 """Timings that all results of a job have together, about. Each result has those of its fastest candidates."""
 _FAILURES = 64
 _WHY = 300
@@ -82,7 +82,7 @@ class TuningJobRun(JobRun[TuningJobRecord]):
         self._devices_known = asyncio.Event()
         """A device is known, or all operators have ended."""
         self._recordings: set[asyncio.Task[None]] = set()
-        self._timings = max(_LEAST_TIMINGS, min(_TIMINGS, _ALL_TIMINGS // len(loaded.items)))
+        self._timings = max(LEAST_TIMINGS, min(_TIMINGS, ALL_TIMINGS // len(loaded.items)))
 
     def snapshot(self) -> TuningJobRecord:
         bodies = {n: body for n, body in self.loaded.bodies.items() if not self._succeeded(n)}

@@ -20,7 +20,7 @@ from .keys import Keys
 log = structlog.get_logger(__name__)
 
 _RECONNECT_SECONDS = 0.5
-_QUIET_SECONDS = 5.0
+QUIET_SECONDS = 5.0
 """After this long without a message, Redis is asked whether it is there; it has as long to answer."""
 
 
@@ -61,7 +61,7 @@ class Notifications:
         """Raises RedisError: also if nothing answers any more, as after the loss of the primary's machine."""
         asked = False
         while True:
-            message = await channel.get_message(timeout=_QUIET_SECONDS)
+            message = await channel.get_message(timeout=QUIET_SECONDS)
             if message is None and asked:
                 raise RedisTimeoutError("the wake channel does not answer")
             asked = message is None

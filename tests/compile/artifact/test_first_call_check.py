@@ -154,7 +154,7 @@ def test_random_numbers_are_what_they_would_be_without_a_check() -> None:
     expected = torch.nn.functional.dropout(x)
     torch.manual_seed(3)
     assert torch.equal(compare(lambda x: torch.nn.functional.dropout(x), itself, x), expected)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with pytest.raises(VerifyFailed, match="dtype"):
         compare(lambda x: torch.nn.functional.dropout(x), change_first(lambda y: y.double()), x)
 

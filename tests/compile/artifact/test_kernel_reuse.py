@@ -35,7 +35,7 @@ def compiled(relay: RelayBackend, model: nn.Module, x: torch.Tensor) -> artifact
     known = set(_artifacts(relay))
     gradients = []
     for backend in ("torchrelay", "inductor"):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         model.zero_grad()
         torch.compile(model, backend=backend)(x).square().mean().backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -68,7 +68,7 @@ def test_a_changed_layer_builds_only_its_own_kernels(remote: RelayBackend, x: to
 def test_other_compiler_flags_reuse_nothing(remote: RelayBackend, x: torch.Tensor) -> None:
     def manifest(options: dict[str, Any]) -> artifact_manifest.Manifest:
         known = set(_artifacts(remote))
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torch.compile(lambda x: (x * 34).sin(), backend="torchrelay", options=options)(x)
         (new,) = set(_artifacts(remote)) - known
         return container.read_manifest(new.read_bytes())

@@ -42,11 +42,11 @@ def test_a_second_model_of_the_same_structure_is_served_from_disk_with_its_own_p
     first, second = model(17), model(17)
     gradients = step(first, x)
     assert counts() == (0, 0, 1)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert not torch.equal(step(second, x)[0], gradients[0])
     assert counts() == (0, 1, 1)
     # After a reset of Dynamo the first one is asked for again.
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert torch.equal(step(first, x)[0], gradients[0])
     assert counts() == (0, 2, 1)
 
@@ -56,7 +56,7 @@ def test_another_client_is_served_by_the_service(connect: Callable[..., RelayBac
     connect(TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=str(tmp_path / "a"))
     step(model(18), x)
     assert counts() == (0, 0, 1)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     connect(TORCHRELAY_MODE="require", TORCHRELAY_CACHE_DIR=str(tmp_path / "b"))
     step(model(18), x)
     assert counts() == (1, 0, 0)
@@ -134,7 +134,7 @@ def test_wrong_options_are_refused_in_inductors_words(
     remote: RelayBackend, options: dict[str, Any], words: str
 ) -> None:
     def message(backend: str) -> str:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with pytest.raises(RuntimeError) as caught:
             torch.compile(lambda x: x + 1, backend=backend, options=options)(torch.ones(3))
         return str(caught.value)

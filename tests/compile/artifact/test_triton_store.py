@@ -106,19 +106,19 @@ def test_a_winner_is_found_by_kernel_sizes_candidates_and_versions(tmp_path: Pat
 @pytest.mark.parametrize("junk", [b"", b"{}", b"[]", b'{"configuration": 1}', b"\xff"])
 def test_what_is_no_winner_is_none(tmp_path: Path, junk: bytes) -> None:
     job = Job(tmp_path, "one")
-    job.exchange.offer_bytes(triton_cache._winner_name(KEY), junk)
+    job.exchange.offer_bytes(triton_cache.winner_name(KEY), junk)
     job.end()
     assert triton_cache.find_winner(job.exchange, KEY) is None
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"\x28\xb5\x2f\xfd"])
 def test_what_is_no_pack_of_binaries_holds_none(junk: bytes) -> None:
-    assert triton_cache._unpacked(junk) == {}
+    assert triton_cache.unpacked(junk) == {}
 
 
 def test_binaries_do_not_leave_their_folder() -> None:
     data = codec.compress(msgspec.msgpack.encode({"../outside": b"", "inside": b""}))
-    assert triton_cache._unpacked(data) == {}
+    assert triton_cache.unpacked(data) == {}
 
 
 def test_without_a_store_nothing_is_kept() -> None:

@@ -51,7 +51,7 @@ def captured_graphs(program: Callable[..., Any], *inputs: Any) -> list[CapturedG
         assert sent is not None
         return found[-1].bind(sent.forward)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.testing.assert_close(torch.compile(program, backend=backend)(*inputs), program(*inputs))
     return found
 
@@ -122,7 +122,7 @@ def test_a_state_without_gradients_is_changed_by_what_has_them(
         found = function(state, view(state), weight)
         return [found.detach(), *torch.autograd.grad(found.square().sum(), [weight]), state.detach()]
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.testing.assert_close(results(torch.compile(program, backend="torchrelay")), results(program))
 
 

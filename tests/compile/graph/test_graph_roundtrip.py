@@ -20,7 +20,7 @@ Program = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
         yield
 

@@ -102,7 +102,7 @@ def keys_of(function: Callable[..., Any], inputs: Sequence[Any]) -> list[str]:
         found.append(key.key_of(capture(gm, example, mode="default", options={}).request))
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(function, backend=backend)(*inputs)
     return found
 

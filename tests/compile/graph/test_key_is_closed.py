@@ -42,7 +42,7 @@ def ask(
             found.append(f"{error.code}: {error}")
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(program or Model(), backend=backend, dynamic=dynamic)(*(inputs or (torch.ones(4, 6),)))
     return found[0]
 
@@ -128,7 +128,7 @@ def test_a_node_that_is_to_run_eagerly_is_one_on_the_worker() -> None:
         requests.append(capture(gm, example, mode="default", options={}).request)
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(outer, backend=backend)(torch.ones(4, requires_grad=True))
     assert len(requests[0].eager) == 3  # the subgraph's input, cos and the sum
     assert all(len(path) == 2 for path in requests[0].eager), "they are in the checkpoint's subgraph"

@@ -127,7 +127,7 @@ def captured(
         found.append((request, values))
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(function, backend=backend, **options)(*inputs)
     ((request, values),) = found
     sent = codec.unpack_request(codec.pack_request(request))
@@ -234,7 +234,7 @@ def test_other_aliases_are_traced_again(first: Callable[[], Inputs], then: Calla
         traced.append(capture(gm, example, mode="default", options={}).request)
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(lambda x, y: x.add_(1) * y.sum(), backend=backend)
     for make in (first, first, then):
         compiled(*make())
@@ -253,7 +253,7 @@ def test_a_base_that_the_graph_does_not_use_may_be_an_argument_too() -> None:
         return gm.forward
 
     whole, other = counted(4, 4), counted(4, 4)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     found = torch.compile(program, backend=backend)(whole, whole[:3], whole[1:])
     torch.testing.assert_close(found, program(other, other[:3], other[1:]))
 
@@ -285,7 +285,7 @@ def test_dtensors_that_overlap_are_compiled_here(make: Callable[..., Inputs], me
     def part(tensor: torch.Tensor) -> torch.Tensor:
         return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(lambda x, y: (x.add_(1), y * 2), backend=backend)(*make(counted(4, 4), part))
 
 
@@ -316,7 +316,7 @@ def test_a_change_of_one_is_seen_in_the_others(
         return change(x, y)
 
     wanted, given = SHARING[name](), SHARING[name]()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with around():
         expected, found = both(*wanted), torch.compile(both, backend="torchrelay")(*given)
     for want, have in zip((*expected, *wanted), (*found, *given), strict=True):
@@ -343,7 +343,7 @@ def test_gradients_are_right_where_a_view_of_an_activation_is_changed(
         (total + (x * x.detach()).sum()).backward()
         return leaf.grad
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.testing.assert_close(gradient(torch.compile(both, backend="torchrelay")), gradient(both))
     assert torchrelay.report().fallbacks == {}
 

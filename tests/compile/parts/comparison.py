@@ -32,7 +32,7 @@ def run(
     **options: Any,
 ) -> Run:
     """Compile what `make` makes and run it `steps` times: forward, backward where it can be, a step of SGD."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     program = make()

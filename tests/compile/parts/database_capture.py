@@ -48,7 +48,7 @@ def capture_case(case: Case) -> Captured:
             refused.append(f"unexpected {type(error).__name__}: {error}")
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

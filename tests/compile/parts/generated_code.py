@@ -64,7 +64,7 @@ def see(
         generated.append(source)
         return eager.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(program, backend=backend, dynamic=dynamic)(*inputs)
     return Seen(tuple(keys), tuple(generated))
 

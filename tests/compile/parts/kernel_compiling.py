@@ -44,16 +44,16 @@ def compiled(name: str) -> dict[str, object]:
     order = user_kernel_benchmark.KernelBenchmarkOrder(tried, "cpu", ranking.DEFAULTS)
     sent: list[user_kernel_benchmark.BenchmarkMessage] = []
     benchmark = user_kernel_benchmark.KernelBenchmark(order, sent.append)
-    benchmark._make_arguments()
+    benchmark.make_arguments()
     benchmark._order = msgspec.structs.replace(order, device="cuda")
     benchmark._compile()
     built = []
     for candidate in range(len(grids) - 1):
         options = benchmark._options(candidate)
-        made = benchmark._kernel.warmup(grid=grids[candidate], **benchmark._arguments, **options)
+        made = benchmark._kernel.warmup(grid=grids[candidate], **benchmark.arguments, **options)
         built.append((made.metadata.num_warps, made.metadata.num_stages, "cubin" in made.asm))
     try:
-        benchmark._launcher(len(grids) - 1)
+        benchmark.launcher(len(grids) - 1)
         error = ""
     except Exception as raised:
         error = type(raised).__name__

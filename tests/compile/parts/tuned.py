@@ -243,7 +243,7 @@ def _crash(original: Any, self: Any, *inputs: Any, out: Any) -> float:
 
 
 def _hang(original: Any, self: Any, *inputs: Any, out: Any) -> float:
-    time.sleep(1000)
+    signal.pause()
     return 0.0
 
 
@@ -306,7 +306,7 @@ def _spared_nothing() -> None:
 
 
 def _unable() -> None:
-    pipeline._why_not_runnable = lambda request: "this worker's CPU lacks avx512f"
+    pipeline.why_not_runnable = lambda request: "this worker's CPU lacks avx512f"
 
 
 FAULTS: dict[str, Callable[[], None]] = {

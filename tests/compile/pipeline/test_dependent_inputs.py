@@ -88,7 +88,7 @@ MASKS: dict[str, BlockMask] = {
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("name", MASKS)

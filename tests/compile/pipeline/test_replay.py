@@ -92,7 +92,7 @@ def test_a_mask_in_half_precision_may_be_rounded_or_not(rounds, view):
         options = {"force_disable_caches": True, "emulate_precision_casts": rounds}
         return compile_fx.compile_graph(gm, inputs, options, on_lowering=lambda _: None, kept=kept)
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     call, x = torch.compile(dropped, backend=backend), torch.randn(300, 1000)
     call(x)
 
@@ -238,7 +238,7 @@ def test_draws_in_an_open_order_are_not_repeated(chained, code, reason):
 
 def test_attention_without_dropout_draws_nothing(monkeypatch):
     assert random_replay.cannot_draw(attention_graph(chained=False, dropout=0.0)) == ""
-    monkeypatch.setattr(random_replay, "_ATTENTION", ())  # as for cuDNN's, whose draws are not worked out
+    monkeypatch.setattr(random_replay, "ATTENTION", ())  # as for cuDNN's, whose draws are not worked out
     assert random_replay.cannot_draw(attention_graph(chained=False, dropout=0.0)) == ""
     assert random_replay.cannot_draw(attention_graph(chained=False, dropout=0.1)) != ""
 

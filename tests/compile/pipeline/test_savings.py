@@ -106,7 +106,7 @@ def test_a_warm_server_starts_no_thread_and_its_job_imports_nothing_and_makes_th
     tmp_path: Path,
 ) -> None:
     requests: list[schema.GraphRequest] = []
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(
         torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()),
         backend=lambda gm, examples: (
@@ -146,7 +146,7 @@ def test_two_compiles_in_one_folder_are_two(tmp_path: Path, monkeypatch: pytest.
             requests.append(capture(gm, examples, mode="default", options={}).request)
             return gm.forward
 
-        torch._dynamo.reset()
+        torch.compiler.reset()
         expected = torch.compile(program, backend=backend)(x)
         compiled = inductor.compile_rebuilt(
             rebuilt_graph.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None

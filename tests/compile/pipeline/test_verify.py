@@ -193,7 +193,7 @@ def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
     assert (small.status, small.reason) == ("skipped", "inputs need 128 bytes, limit 100")
     lacking = verify(plain, wrong, VerifySettings(), runnable="this worker's CPU lacks avx9")
     assert (lacking.status, lacking.reason) == ("skipped", "this worker's CPU lacks avx9")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     random = request_of(lambda x: torch.nn.functional.dropout(x), torch.randn(4, 8))
     drawn = verify(random, wrapped(random, scale=2.0), VerifySettings())
     assert drawn.status == "skipped" and "draws random numbers" in drawn.reason
@@ -205,7 +205,7 @@ def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
     ids=["expanded", "overlapping"],
 )
 def test_inputs_whose_elements_share_memory_are_drawn_too(mask: torch.Tensor) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     request = request_of(lambda x, mask: (x * mask).sin(), torch.randn(4, 8), mask)
     assert verify(request, wrapped(request), VerifySettings()).status == "passed"
     with pytest.raises(VerifyFailed):

@@ -61,7 +61,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     operator = "torch.ops.known_for_test.longer"
     known = table.KnownLibrary("known_for_test", frozenset({operator}))
     monkeypatch.setitem(table.LIBRARIES, "known_for_test", known)
-    monkeypatch.setitem(table._LIBRARY_OF, operator, "known_for_test")
+    monkeypatch.setitem(table.LIBRARY_OF, operator, "known_for_test")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path)
     return Library(tmp_path)

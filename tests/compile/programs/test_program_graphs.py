@@ -48,7 +48,7 @@ def find(tmp_path: Path) -> Find:
         requests.append(capture(gm, inputs, mode="default", options={}).request)
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3))
     (request,) = requests
     canonical = codec.encode_request(request)

@@ -45,7 +45,7 @@ class Result:
         self.values: list[tuple[str, torch.Tensor]] = []
         self.facts: list[tuple[str, Any]] = []
         self.error = ""
-        torch._dynamo.reset()
+        torch.compiler.reset()
         module = module_of(source, "<program>", **{MESH: device_mesh()})
         try:
             called = wrap(module.program, module.DYNAMIC)

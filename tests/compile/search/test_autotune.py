@@ -46,7 +46,7 @@ def requested(
         requests.append(capture(gm, examples, mode=mode, options={}).request)  # type: ignore[arg-type]
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(program, backend=backend, fullgraph=True)(*(inputs or operands()))
     return msgspec.structs.replace(requests[0], **changes)
 

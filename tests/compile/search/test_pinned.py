@@ -27,7 +27,7 @@ def products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def compiled(width: int) -> manifest.Manifest:
     """What the service made of `products`; its result is checked."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(5)
     x, w = torch.randn(3, 40, 24), torch.randn(3, 24, width)
     result = torch.compile(products, backend="torchrelay", mode="max-autotune-no-cudagraphs")(x, w)

@@ -159,14 +159,14 @@ def test_a_compiles_problem_is_rebuilt_exactly_and_its_winner_taken(tmp_path: Pa
 def test_a_small_budget_builds_few_of_many_candidates_and_the_same_ones_each_time() -> None:
     """An exhaustive space has thousands for a GPU."""
     selection = operator_candidates.OperatorCandidates.__new__(operator_candidates.OperatorCandidates)
-    selection._choices = [f"choice {i}" for i in range(100)]
+    selection.choices = [f"choice {i}" for i in range(100)]
     selection.candidates = ["aten mm", *(f"triton_mm {i}" for i in range(98)), "aten bias_addmm"]
     selection.aten = [0, 99]
     selection.thin(5)
     assert [selection.candidates[i] for i in selection.aten] == ["aten mm", "aten bias_addmm"]
-    assert len(selection.candidates) == len(selection._choices) == 7
+    assert len(selection.candidates) == len(selection.choices) == 7
     numbers = [int(text.split()[1]) + 1 for text in selection.candidates if text.startswith("triton_")]
-    assert selection._choices[1:-1] == [f"choice {number}" for number in numbers]
+    assert selection.choices[1:-1] == [f"choice {number}" for number in numbers]
     kept = list(selection.candidates)
     selection.thin(5)
     assert selection.candidates == kept

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_up_apart import Apart, _listens, _loopback_up, namespace
+from test_up_apart import Apart, listens, loopback_up, namespace
 
 JOB = """\
 name: on nodes that come and go
@@ -79,7 +79,7 @@ def come_and_go(apart):
     apart.compose["second"] = apart.compose["worker-cpu"]
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
-    apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
+    apart.wait(lambda: listens(apart.ray_port) and listens(apart.redis_port), "redis and Ray listening")
     service = apart.start_service()
     apart.start("worker-cpu", service)
     apart.wait(lambda: apart.get("/readyz")[0] == 200, "a warm worker")
@@ -120,7 +120,7 @@ def test_a_job_is_searched_on_nodes_that_join_and_without_nodes_that_are_lost(tm
 
 
 def main(home):
-    _loopback_up()
+    loopback_up()
     parts = Apart(home)
     try:
         come_and_go(parts)

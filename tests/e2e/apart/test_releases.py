@@ -17,7 +17,7 @@ import pytest
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "parts")]
 import previous_release
 from test_train_apart import STEPS, prepare_training, steps_of, train
-from test_up_apart import Apart, _listens, _loopback_up, namespace
+from test_up_apart import Apart, listens, loopback_up, namespace
 
 CLIENT = """
 import json, torch, torchrelay
@@ -56,7 +56,7 @@ class Mixed(Apart):
         self.serve_redis_on_loopback()
         self.start("redis", [])
         self.start("ray-head", [], f"--temp-dir={self.temp_dir}")
-        self.wait(lambda: _listens(self.ray_port) and _listens(self.redis_port), "redis and Ray listening")
+        self.wait(lambda: listens(self.ray_port) and listens(self.redis_port), "redis and Ray listening")
         self.start("worker-cpu", self.start_service())
         self.wait(lambda: self.get("/readyz")[0] == 200, "a warm worker")
 
@@ -142,7 +142,7 @@ def test_two_neighbouring_releases_work_together(case: str, tmp_path: Path) -> N
 
 def main(home: Path, network: str, case: str) -> None:
     if network == "alone":
-        _loopback_up()
+        loopback_up()
     parts = Mixed(home, CASES[case])
     try:
         run = upgrade_under_a_job if "upgrade" in case else misses_and_hits

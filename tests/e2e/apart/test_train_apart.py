@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_up_apart import Apart, _listens, _loopback_up, namespace
+from test_up_apart import Apart, listens, loopback_up, namespace
 
 STEPS = 40
 SCRIPT = f"""
@@ -76,7 +76,7 @@ def goes_on(apart):
     apart.serve_redis_on_loopback()
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
-    apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
+    apart.wait(lambda: listens(apart.ray_port) and listens(apart.redis_port), "redis and Ray listening")
     service = apart.start_service()
     apart.start("worker-cpu", service)
     apart.start("worker-train", service)
@@ -122,7 +122,7 @@ def test_ranks_go_on_without_a_gateway_and_nothing_they_told_is_lost(tmp_path):
 
 def main(home, network):
     if network == "alone":
-        _loopback_up()
+        loopback_up()
     parts = Apart(home)
     try:
         goes_on(parts)

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from ray_nodes import Nodes, kill_families
 from service_parts import RedisServer, client_of, free_port
-from test_up_apart import _loopback_up, run_alone
+from test_up_apart import loopback_up, run_alone
 from torchrelay.examples.harness.machines import FreshMachine
 from torchrelay.workers.pool import become_subreaper, kill_below, reap, short_directory
 from waiting import wait_until
@@ -54,7 +54,7 @@ def gradients(module, model, rows):
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 for width, model in zip(widths, models, strict=True):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     rows = torch.randn(16, int(width))
     ours = gradients(torch.compile(model, backend="torchrelay"), model, rows)
     for one, eager in zip(ours, gradients(model, model, rows), strict=True):
@@ -289,7 +289,7 @@ def test_each_of_two_clusters_compiles_for_its_own_toolchain_alone(tmp_path: Pat
 
 def main(home: str, network: str, scenario: str) -> None:
     if network == "alone":
-        _loopback_up()
+        loopback_up()
     become_subreaper()
     service = Installation(Path(home))
     try:

@@ -20,13 +20,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import psutil
 import yaml
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SECRETS = {
@@ -138,13 +138,13 @@ class Apart:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.home.glob("*.log"))
 
     def wait(self, condition, what, seconds=90):
-        end = time.monotonic() + seconds
-        while not condition():
+        def happened():
             self.look()
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
             assert not dead, f"{dead} ended\n{self.logs()}"
-            assert time.monotonic() < end, f"{what} did not happen\n{self.logs()}"
-            time.sleep(0.2)
+            return condition()
+
+        wait_until(happened, seconds, pause=0.2, told=lambda: f"{what}\n{self.logs()}")
 
     def get(self, path, port=None):
         request = urllib.request.Request(
@@ -166,7 +166,7 @@ class Apart:
         service = ["python", "-m", "torchrelay.service"]
         self.compose["signer"]["environment"]["TORCHRELAY_SERVICE_KEYS_DIR"] = str(self.home / "keys")
         self.start("signer", service)
-        self.wait(lambda: _listens(self.signer_port), "a signer")
+        self.wait(lambda: listens(self.signer_port), "a signer")
         self.start("gateway", service)
         self.start("dispatcher", service)
         self.wait(lambda: self.get("/livez")[0] == 200, "a live gateway")
@@ -197,7 +197,7 @@ def follow_a_worker(apart):
     apart.serve_redis_on_loopback()
     apart.start("redis", [])
     apart.start("ray-head", [], f"--temp-dir={apart.temp_dir}")
-    apart.wait(lambda: _listens(apart.ray_port) and _listens(apart.redis_port), "redis and Ray listening")
+    apart.wait(lambda: listens(apart.ray_port) and listens(apart.redis_port), "redis and Ray listening")
 
     service = apart.start_service()
     assert apart.get("/readyz")[0] == 503
@@ -256,12 +256,12 @@ def _command_line(process):
         return []
 
 
-def _listens(port):
+def listens(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _loopback_up():
+def loopback_up():
     flags = 0x1 | 0x40  # IFF_UP | IFF_RUNNING
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", flags))  # SIOCSIFFLAGS
@@ -294,7 +294,7 @@ def test_the_parts_of_the_compose_file_compile_together_and_follow_a_worker_that
 
 def main(home, network, kind=Apart):
     if network == "alone":
-        _loopback_up()
+        loopback_up()
     parts = kind(home)
     try:
         follow_a_worker(parts)

@@ -80,12 +80,13 @@ class Up:
 
     def left(self, seconds=0.0):
         """Processes of the family that still live after at most `seconds`."""
-        end = time.monotonic() + seconds
-        while True:
-            living = [p for p in self.family.values() if p.is_running() and not _is_zombie(p)]
-            if not living or time.monotonic() >= end:
-                return living
-            time.sleep(0.1)
+
+        def living():
+            return [p for p in self.family.values() if p.is_running() and not _is_zombie(p)]
+
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not living(), seconds)
+        return living()
 
     def get(self, path, token=None):
         credentials = self.credentials
@@ -211,10 +212,8 @@ def test_a_signal_during_the_start_is_a_clean_end(tmp_path, delay):
     """delay: seconds after Python has begun to run our code; before that it is Python that the signal ends."""
     with up(tmp_path, "--port", "0", "--cpu-slots", "1") as service:
         wait_until(lambda: catches(service.process.pid, signal.SIGTERM))
-        end = time.monotonic() + delay
-        while time.monotonic() < end:
-            service.look()
-            time.sleep(0.05)
+        begun = time.monotonic()
+        wait_until(lambda: service.look() or time.monotonic() >= begun + delay)
         os.killpg(service.process.pid, signal.SIGINT)  # as Ctrl-C does: to the whole foreground group
         assert service.process.wait(40) == 0
         assert service.left() == []

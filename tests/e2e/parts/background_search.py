@@ -57,7 +57,7 @@ def differences(steps: list[tuple[Step, list[float]]]) -> dict[str, float]:
     """By version, the largest relative difference from what it must compute."""
     references: dict[str, Loss] = {"eager": products, "tuned": products}
     if "LOCAL" in WORDS:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         references["tuned"] = torch.compile(products, backend="inductor", options=SEARCH)
     found: dict[str, float] = {}
     chosen = [each for name in references for each in [s for s in steps if s[0].version == name][-COMPARED:]]

@@ -58,13 +58,13 @@ class Training:
 
 
 def damage() -> None:
-    fetch = GatewayClient._fetch
+    fetch = GatewayClient.fetch_bytes
 
     def damaged(self: GatewayClient, *arguments: Any) -> bytes:
         data = fetch(self, *arguments)
         return data[:-1] + bytes([data[-1] ^ 1])
 
-    GatewayClient._fetch = damaged  # type: ignore[method-assign]
+    GatewayClient.fetch_bytes = damaged  # type: ignore[method-assign]
 
 
 def main() -> None:

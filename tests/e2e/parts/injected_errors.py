@@ -105,7 +105,7 @@ def attempt(profile: Any) -> dict[str, Any]:
     begun = time.monotonic()
     backend.process_backend.cache_clear()
     process_report.cache_clear()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         threading.setprofile(profile)

@@ -103,7 +103,7 @@ def train(model: nn.Module) -> list[float]:
 
 def told(case: str) -> dict[str, Any]:
     before = torchrelay.report()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(0)
     losses = train(CASES[case]())
     run = torchrelay.report()

@@ -82,7 +82,7 @@ def run(folder: Path, device: torch.device, *, late: bool = False) -> None:
     cache = folder / ("noexec/" if "NOEXEC" in os.environ else "") / f"cache-{rank}"
     os.environ["TORCHRELAY_CACHE_DIR"] = str(cache)
     relay = train("torchrelay", rank, folder, device, waits=late and rank > 0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     local = train("inductor", rank, folder, device, waits=False)
     files = [path for path in (cache / "artifacts").rglob("*") if len(path.name) == 64]
     report = msgspec.to_builtins(torchrelay.report())

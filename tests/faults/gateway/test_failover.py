@@ -16,7 +16,7 @@ from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.storage.redis import notifications
 from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
-from waiting import wait_until
+from waiting import until, wait_until
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_notifications_come_from_the_successor_of_a_primary_that_falls_silent(
 ) -> None:
     name = tmp_path / "redis.sock"
     name.symlink_to(redis_server.socket)
-    monkeypatch.setattr(notifications, "_QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(notifications, "QUIET_SECONDS", 0.2)
     keys = Keys("torchrelay:")
 
     async def main() -> None:
@@ -62,8 +62,7 @@ def test_notifications_come_from_the_successor_of_a_primary_that_falls_silent(
 
         async def reached(server: RedisServer, event: asyncio.Event) -> None:
             with server.client() as client:
-                while not client.publish(keys.wake, "a key"):
-                    await asyncio.sleep(0.05)
+                await until(lambda: client.publish(keys.wake, "a key"))
             await event.wait()
 
         async with (

@@ -153,9 +153,9 @@ from torchrelay.service.local.listening import listen
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 async def main():
     listener = listen("127.0.0.1", 0, any_port_will_do=False)
-    await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), sock=listener, backlog=2048)
+    await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), sock=listener, backlog=2048)
     print(listener.getsockname()[1], flush=True)
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 asyncio.run(main())
 """
 

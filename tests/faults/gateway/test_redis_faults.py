@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -26,35 +26,38 @@ def proxy(redis_server: RedisServer) -> Iterator[RedisProxy]:
     made.stop()
 
 
-def _restart(server: RedisServer, proxy: RedisProxy) -> None:
+Fault = Callable[[RedisServer, RedisProxy], Iterator[float]]
+"""Yields for how long it lasts, before it goes on."""
+
+
+def _restart(server: RedisServer, proxy: RedisProxy) -> Iterator[float]:
     server.stop()
-    time.sleep(2)
+    yield 2
     server.start()  # empty
 
 
-def _empty(server: RedisServer, proxy: RedisProxy) -> None:
+def _empty(server: RedisServer, proxy: RedisProxy) -> Iterator[float]:
     for _ in range(5):
         server.client().flushall()
-        time.sleep(0.3)
+        yield 0.3
 
 
-def _black_hole(server: RedisServer, proxy: RedisProxy) -> None:
+def _black_hole(server: RedisServer, proxy: RedisProxy) -> Iterator[float]:
     proxy.hold()
-    time.sleep(4)
+    yield 4
     proxy.let_go()
 
 
-def _latency(server: RedisServer, proxy: RedisProxy) -> None:
+def _latency(server: RedisServer, proxy: RedisProxy) -> Iterator[float]:
     proxy.latency = 0.5
-    time.sleep(5)
+    yield 5
     proxy.latency = 0.0
 
 
 @pytest.mark.parametrize("fault", [_restart, _empty, _black_hole, _latency])
 def test_under_load_no_artifact_is_wrong_calls_are_bounded_and_service_comes_back(
-    fault: object, start_gateway: StartGateway, redis_server: RedisServer, proxy: RedisProxy
+    fault: Fault, start_gateway: StartGateway, redis_server: RedisServer, proxy: RedisProxy
 ) -> None:
-    assert callable(fault)
     gateways = [
         start_gateway(
             ArtifactPool(seconds=0.2), redis_url=proxy.url, redis_timeout_seconds=1.0, lease_seconds=3.0
@@ -70,7 +73,8 @@ def test_under_load_no_artifact_is_wrong_calls_are_bounded_and_service_comes_bac
     load.start()
     try:
         wait_until(lambda: min(load.served) > 0, seconds=20)
-        fault(redis_server, proxy)
+        for seconds in fault(redis_server, proxy):
+            time.sleep(seconds)
         over = time.monotonic()
         wait_until(lambda: min(load.served) > over, seconds=BACK_SECONDS + SLACK_SECONDS)
     finally:
@@ -89,9 +93,8 @@ def test_under_load_no_artifact_is_wrong_calls_are_bounded_and_service_comes_bac
 
 @pytest.mark.parametrize("fault", [_restart, _black_hole])
 def test_who_waits_for_a_compile_waits_through_an_outage_of_many_leases(
-    fault: object, start_gateway: StartGateway, redis_server: RedisServer, proxy: RedisProxy
+    fault: Fault, start_gateway: StartGateway, redis_server: RedisServer, proxy: RedisProxy
 ) -> None:
-    assert callable(fault)
     pool = ArtifactPool(seconds=6)
     gateway = start_gateway(pool, redis_url=proxy.url, redis_timeout_seconds=0.5, lease_seconds=0.3)
     with gateway.http() as http, ThreadPoolExecutor(1) as threads:
@@ -100,7 +103,8 @@ def test_who_waits_for_a_compile_waits_through_an_outage_of_many_leases(
         next(stream)
         rest = threads.submit(list, stream)
         wait_until(lambda: pool.calls, seconds=20)
-        fault(redis_server, proxy)
+        for seconds in fault(redis_server, proxy):
+            time.sleep(seconds)
         assert rest.result()[-1][1] == "done"
 
 

@@ -155,12 +155,11 @@ def test_two_compiles_want_the_same_and_it_is_searched_once(run: Callable[[Scena
     async def scenario(here: Site) -> None:
         problems = [of(size, sleep="0.2") for size in range(1, 7)]
 
-        async def compile_that_waits() -> queries.KnownEntries:
-            while (known := await here.queue.want(PLACE, problems, ASK)).open:
-                await asyncio.sleep(0.1)
-            return known
+        async def known() -> queries.KnownEntries | None:
+            found = await here.queue.want(PLACE, problems, ASK)
+            return None if found.open else found
 
-        one, other = await asyncio.gather(compile_that_waits(), compile_that_waits())
+        one, other = await asyncio.gather(until(known), until(known))
         assert one.given_up == other.given_up == []
         assert sorted(e.problem.text() for e in one.entries) == sorted(p.text() for p in problems)
         assert one.entries == other.entries

@@ -96,7 +96,7 @@ def _ray_head(family: Family) -> psutil.Process:
     return head
 
 
-def _gateway(family: Family) -> psutil.Process:
+def gateway_of(family: Family) -> psutil.Process:
     """The guard's one child."""
     return family.named("torchrelay.service", "up")[-1]
 
@@ -115,7 +115,7 @@ def family(service: PrivateService) -> Iterator[Family]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [_worker, _compile_child, _ray_head, _gateway])
+@pytest.mark.parametrize("victim", [_worker, _compile_child, _ray_head, gateway_of])
 def test_every_client_gets_a_right_answer_and_no_compiler_is_left(
     victim: Callable[[Family], psutil.Process], service: PrivateService, family: Family
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_killed import Family, _gateway
+from test_killed import Family, gateway_of
 from torchrelay.clients.gateway.jobs import TrainingJobsClient
 from torchrelay.clients.jobfiles.working_directory import pack_directory
 from torchrelay.clients.settings import load_settings
@@ -82,7 +82,7 @@ def _warm(family: Family, rank: int) -> psutil.Process:
 
 
 def _stopped_gateway(family: Family, rank: int) -> psutil.Process:
-    return _gateway(family)
+    return gateway_of(family)
 
 
 def _redis(family: Family, rank: int) -> psutil.Process:

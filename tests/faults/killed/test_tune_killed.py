@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_killed import Family, _gateway
+from test_killed import Family, gateway_of
 from torchrelay.clients.gateway.jobs import TuningJobsClient
 from torchrelay.clients.settings import load_settings
 from torchrelay.compiler.api.tuning.jobs import OperatorTuneItem, TuneReply, TuneRequest, TuneResult
@@ -79,7 +79,7 @@ def found(reply: TuneReply) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [_searcher, _worker, _redis, _gateway])
+@pytest.mark.parametrize("victim", [_searcher, _worker, _redis, gateway_of])
 def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], tmp_path: Path) -> None:
     before: list[TuneResult] = []
     with PrivateService(tmp_path, arguments=("--cpu-slots", "2")) as service:
@@ -92,11 +92,11 @@ def test_a_job_goes_on(victim: Callable[[Family], psutil.Process], tmp_path: Pat
                 target = victim(family)
                 print("killed:", " ".join(target.cmdline())[:100])
                 target.kill()
-                if victim not in (_gateway, _redis):
+                if victim not in (gateway_of, _redis):
                     _ended(tunes, name, before)
         finally:
             family.close()
-    if victim in (_gateway, _redis):
+    if victim in (gateway_of, _redis):
         with PrivateService(tmp_path, arguments=("--cpu-slots", "2")) as service, tunes_of(service) as tunes:
             _ended(tunes, name, before)
 

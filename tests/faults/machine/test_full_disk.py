@@ -21,7 +21,7 @@ from service_parts import TARGET, GatewayProcess, compiled, follow, graph, post
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.service.base.budgets import Rate
-from torchrelay.service.base.logs import _Lossy
+from torchrelay.service.base.logs import LossyStream
 from torchrelay.workers.messages import ForkServerReady, JobDone, JobFailed, WorkerJob, decode_answer
 from torchrelay.workers.settings import JobLimits, SlotSettings
 from torchrelay.workers.slot.actor import CompileSlot
@@ -187,7 +187,7 @@ def test_a_worker_that_cannot_make_a_jobs_folder_says_so_and_works_again_when_it
 
 def test_a_log_whose_stream_was_closed_costs_its_lines_and_no_more() -> None:
     stream = io.StringIO()
-    log = _Lossy(stream, Rate(100), "json")
+    log = LossyStream(stream, Rate(100), "json")
     log.write("kept")
     stream.close()
     assert log.write("lost") == 4

@@ -95,11 +95,11 @@ def main() -> None:
         for dynamic, shape in ((None, (2, 37, 128)), (True, (2, 64, 128))):
             torch.manual_seed(0)
             program = make()
-            torch._dynamo.reset()
+            torch.compiler.reset()
             before = len(torchrelay.report().graphs)
             found = run(torch.compile(program, backend="torchrelay", dynamic=dynamic), shape)
             keys = {graph.key for graph in torchrelay.report().graphs[before:]}
-            torch._dynamo.reset()
+            torch.compiler.reset()
             expected = run(torch.compile(program, dynamic=dynamic), shape)
             difference = max(
                 float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)

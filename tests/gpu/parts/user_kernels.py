@@ -223,7 +223,7 @@ def main() -> None:
             found[backend] = RUNS[args.run](backend)
             torch.cuda.synchronize()
             measured = counters.kernels_measured() - before
-            torch._dynamo.reset()
+            torch.compiler.reset()
     report: dict[str, Any] = msgspec.to_builtins(torchrelay.report())
     relay, local = found["torchrelay"], found.get("inductor", found["torchrelay"])
     print(

@@ -27,7 +27,7 @@ def requested(program: Callable[..., Any], *inputs: torch.Tensor) -> schema.Grap
         requests.append(capture(gm, examples, mode="max-autotune-no-cudagraphs", options={}).request)
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(program, backend=backend, fullgraph=True)(*inputs)
     return requests[0]
 

@@ -17,7 +17,7 @@ from torchrelay.workers.pool import PoolSettings, WorkerPool  # noqa: E402
 from train_engine_parts import RAY_TOKEN, Site  # noqa: E402
 
 MEET = """
-    import os, time
+    import os, signal
     import torch, torch.distributed as dist
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -25,7 +25,7 @@ MEET = """
     dist.all_reduce(total)
     name = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     print(f"sum {total.item():g} sees {torch.cuda.device_count()} has {name}", flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 
@@ -37,7 +37,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
         site.call(site.pool.start())
         workers = site.pool.workers
         wait_until(lambda: [worker.state for worker in workers()].count("idle") >= gpus, 300, told=workers)
-        slots = list(site.pool._slots.all.values())
+        slots = list(site.pool.slots.all.values())
         assert len({slot.ready.device for slot in slots}) == gpus
         first = slots[0].ready
         assert len(site.pool.search_devices(first.toolchain, first.target)) == gpus
@@ -49,7 +49,7 @@ def test_ranks_have_a_gpu_each_while_slots_keep_theirs_and_nothing_is_searched_t
         assert {(line[1], line[3]) for line in lines} == {(f"{gpus * (gpus + 1) // 2}", str(gpus))}
         assert len({line[5] for line in lines}) == gpus
         assert len(job.of(RankStarted)) == gpus
-        wait_until(lambda: site.pool._slots.rank_devices, 60)
+        wait_until(lambda: site.pool.slots.rank_devices, 60)
         with pytest.raises(NoWorker, match="training jobs hold all devices"):
             site.pool.search_devices(first.toolchain, first.target)
         assert [worker.state for worker in site.pool.workers()] == ["idle"] * gpus

@@ -193,7 +193,7 @@ def test_whoever_signed_in_does_not_bring_it_back(start_gateway: StartGateway, t
 def test_a_token_for_all_namespaces_does_not_fill_one_that_is_gone(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "_KNOWN_SECONDS", 0.5)
+    monkeypatch.setattr(shared, "KNOWN_SECONDS", 0.5)
     gateway, other = (start_gateway(body_timeout_seconds=BODY_SECONDS) for _ in range(2))
     with gateway.http() as http, other.http() as elsewhere:
         token(http, "red")

@@ -167,7 +167,6 @@ def test_a_namespace_over_its_bytes_evicts_its_own_least_recently_used(
         compiled(red, graph(size))
     for size in (1, 2, 3, 4):
         compiled(blue, graph(size))
-    time.sleep(0.01)
     assert post(red, graph(1)).status_code == 200  # 2 is the least recently used now
     compiled(red, graph(3))
     wait_until(lambda: red.get("/v1/stats").json()["entries"] == 2, seconds=30)
@@ -203,13 +202,9 @@ def test_the_whole_cache_evicts_the_least_recently_used_of_who_holds_the_most(si
     red, blue = here.tenant("red"), here.tenant("blue")
     compiled(blue, graph(1))
     for size in (1, 2, 3):
-        time.sleep(0.01)
         compiled(red, graph(size))
-    time.sleep(0.01)
-    assert (
-        post(red, graph(1)).status_code == 200
-    )  # 2 is red's least recently used now, though blue's is older
-    time.sleep(0.01)
+    # 2 is red's least recently used now, though blue's is older
+    assert post(red, graph(1)).status_code == 200
     compiled(blue, graph(2))
     wait_until(lambda: here.owner.get("/v1/stats").json()["entries"] == 4, seconds=30)
     assert _cached(red, range(1, 4)) == [True, False, True]

@@ -26,8 +26,8 @@ WRONG = (f"{number:043}" for number in itertools.count())
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_tokens, "_AT_ONCE", 5)
-    monkeypatch.setattr(unknown_tokens, "_PER_SECOND", 0.01)
+    monkeypatch.setattr(unknown_tokens, "AT_ONCE", 5)
+    monkeypatch.setattr(unknown_tokens, "PER_SECOND", 0.01)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_time_allows_more_and_what_redis_could_not_say_does_not_count(
 
 
 def test_memory_is_bounded(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_tokens, "_REMEMBERED", 3)
+    monkeypatch.setattr(unknown_tokens, "REMEMBERED", 3)
     tokens = UnknownTokens()
 
     async def look_up(token: str) -> None:

@@ -157,7 +157,7 @@ def check_sums(server: RedisServer) -> None:
 def test_what_comes_and_goes_meanwhile_leaves_the_sums_right(
     redis_server: RedisServer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.cache.recount._PAGE", 5)
+    monkeypatch.setattr("torchrelay.service.cache.recount.PAGE", 5)
     assert asyncio.run(counted_while_it_changes(redis_server, seed)) > 50
     check_sums(redis_server)
 

@@ -108,7 +108,7 @@ def test_what_a_search_may_try_is_accepted() -> None:
     spec = add.bind((x, x)).config_spec
     space = spec.create_config_generation()
     for _ in range(100):
-        helion_cache._check_within(spec, dict(space.random_config()))
+        helion_cache.check_within(spec, dict(space.random_config()))
 
 
 def altered(**fields: Any) -> str:

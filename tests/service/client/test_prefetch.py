@@ -155,7 +155,7 @@ def test_what_is_on_its_way_is_awaited_and_what_was_asked_for_is_not_fetched_aga
     service.opened.set()
     waiting.join(20)
     assert found[0].opened.manifest.key == one
-    prefetch._close()
+    prefetch.close()
     assert service.fetches() - service.before == 1
 
 
@@ -200,8 +200,8 @@ def test_what_no_trusted_key_signed_is_dropped_and_counted(service: Service, tmp
 def test_what_a_run_uses_is_told_long_before_it_ends(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REPORT_AFTER_SECONDS", 0.1)
-    monkeypatch.setattr(module, "_KEEP_SECONDS", 0.1)
+    monkeypatch.setattr(module, "REPORT_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(module, "KEEP_SECONDS", 0.1)
     script = "2" * 64
     prefetch = Prefetch(service.settings(tmp_path), [script])
     prefetch.start()

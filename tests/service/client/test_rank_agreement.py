@@ -46,7 +46,7 @@ def as_rank(gateway: Running, tmp_path: Path) -> Iterator[Connect]:
         def clear() -> None:
             process_backend.cache_clear()
             process_report.cache_clear()
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
         yield connect
         clear()
@@ -95,7 +95,7 @@ def test_a_graph_that_comes_again_in_a_process_keeps_its_decision(
     gateway.pool.errors.append(errors.NoWorker("none"))
     launched(0)
     run()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert run().fallbacks == {"no_worker": 2}
     assert len(gateway.pool.calls) == 1
 
@@ -114,12 +114,12 @@ def test_a_store_that_cannot_be_reached_is_as_no_job_and_is_told(
 ) -> None:
     from torchrelay.clients.artifacts.ranks import job_source
 
-    monkeypatch.setattr(job_source, "_STORE_SECONDS", 0.5)
+    monkeypatch.setattr(job_source, "STORE_SECONDS", 0.5)
     launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, text in launch.items():
         monkeypatch.setenv(name, text)
     as_rank(0, TORCHELASTIC_USE_AGENT_STORE="True")
     told = run()
     assert (told.fallbacks, told.alone) == ({"bad_artifact": 1}, {"job_unreachable": 1})
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert run().alone == {"job_unreachable": 2}

@@ -76,7 +76,7 @@ def connect(sharing: Running, trusted: Trust, tmp_path: Path) -> Connect:
 def sent(team: TeamPrograms, *programs: FrameProgram) -> None:
     for each in programs:
         team.send(FUNCTION, each, "cpu")
-    team._wait()
+    team.drain()
 
 
 def token(sharing: Running, **more: object) -> str:
@@ -198,7 +198,7 @@ def test_what_a_new_trace_made_takes_the_place_of_a_stale_program(
     team = connect(disk=DiskCache(tmp_path / "disk", limit))
     assert len(list(team.find(FUNCTION))) == 3
     team.send(FUNCTION, program(9), "cpu", program(1))
-    team._wait()
+    team.drain()
     assert list(connect().find(FUNCTION)) == [program(0), program(9), program(2)]
     assert sorted(each.bytecode[-1:] for each in team.find(FUNCTION)) == [b"0", b"2", b"9"]
 

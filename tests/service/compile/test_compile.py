@@ -275,7 +275,7 @@ def test_who_waited_for_a_compile_that_failed_with_another_example_size_asks_aga
     with gateway.http() as http, GatewayClient(settings) as mine:
         assert post(http, sized(10**9)).status_code == 202
         submitted = mine.submit(body, name, cache_only=False, deadline=60)
-        assert submitted._coalesced
+        assert submitted.coalesced
         assert container.read_manifest(submitted.result().data).key == name
     assert len(gateway.pool.calls) == 2
 
@@ -372,7 +372,7 @@ def test_a_bug_in_the_pool_becomes_a_typed_error_without_its_text(
 def test_a_compile_that_runs_over_its_deadline_times_out(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.compile.flights._POOL_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("torchrelay.service.compile.flights.POOL_GRACE_SECONDS", 0.1)
     gateway = start_gateway(ArtifactPool(seconds=30), compile_deadline_seconds=0.2)
     with gateway.http() as http:
         *_, (_, _, data) = follow(http, post(http, graph()).json()["key"])

@@ -48,12 +48,12 @@ def client(gateway: Running, tmp_path: Path) -> Iterator[Callable[[str], None]]:
             patch.setenv("TORCHRELAY_MODE", mode)
             process_backend.cache_clear()
             process_report.cache_clear()
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
         yield connect
         process_backend.cache_clear()
         process_report.cache_clear()
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def loss(x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     step = torch.compile(lambda x: x.sin().square().sum(), backend="torchrelay")
     found = step(torch.ones(4)).item()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     step(torch.ones(5))
 import torchrelay
 assert torchrelay.report().fallbacks == {"unsupported": 2}, torchrelay.report().fallbacks

@@ -186,7 +186,7 @@ def test_few_medium_bodies_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(admit, "parse", slow)
     body = graph(nodes=2000)
-    assert admit._INLINE_BYTES < codec.unpacked_size(body, 1 << 30) < admit._THREAD_BYTES
+    assert admit.INLINE_BYTES < codec.unpacked_size(body, 1 << 30) < admit.THREAD_BYTES
 
     async def parse_all() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(12))
@@ -194,4 +194,4 @@ def test_few_medium_bodies_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.gather(*(parser.parse(body, namespace=str(each)) for each in range(12)))
 
     asyncio.run(parse_all())
-    assert most == admit._TOGETHER
+    assert most == admit.TOGETHER

@@ -56,7 +56,7 @@ class Site:
     async def expire(self, dispatcher: Dispatcher) -> None:
         """As if it had not claimed for longer than its lease."""
         _, members, _ = self.keys.slot_keys(GROUP)
-        await self.redis.zadd(members, {dispatcher.claims._dispatcher: 1})
+        await self.redis.zadd(members, {dispatcher.claims.dispatcher: 1})
 
 
 Scenario = Callable[[Site], Awaitable[None]]
@@ -136,14 +136,14 @@ def test_a_lease_is_written_again_when_a_quarter_of_it_has_passed_or_a_slot_chan
 
         async def left_ms() -> float:
             seconds, micros = await site.redis.time()
-            until = await site.redis.zscore(members, first.claims._dispatcher)
+            until = await site.redis.zscore(members, first.claims.dispatcher)
             return float(until) - (seconds * 1000 + micros // 1000)
 
         async def shorten(milliseconds: int) -> float:
             """As if so much of the lease had passed; what is left, in ms, with the time that this took."""
             for key in (slots, members):
                 await site.redis.pexpire(key, 1_000_000 - milliseconds)
-            await site.redis.zincrby(members, -milliseconds, first.claims._dispatcher)
+            await site.redis.zincrby(members, -milliseconds, first.claims.dispatcher)
             return await left_ms()
 
         before = await shorten(100_000)

@@ -208,7 +208,7 @@ def test_an_event_loop_that_is_blocked(start_gateway: StartGateway, tmp_path: Pa
 def test_a_background_task_that_fails(
     start_gateway: StartGateway, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.parts.background._SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr("torchrelay.service.parts.background.SWEEP_SECONDS", 0.1)
     gateway = start_gateway()
     before = scrapes(1, gateway.url)
     with redis_server.client() as redis:  # a job that cannot be read

@@ -18,7 +18,7 @@ BROKEN = "torchrelay:train:broken"
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.service.parts.background._SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr("torchrelay.service.parts.background.SWEEP_SECONDS", 0.1)
 
 
 def failures(http: httpx2.Client, task: str) -> float:
@@ -84,7 +84,7 @@ def test_who_waits_for_a_compile_with_an_event_that_cannot_be_read_is_told(
 
 
 def test_a_task_that_fails_runs_again_until_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_tasks, "_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(async_tasks, "RESTART_SECONDS", 0.0)
     told: list[str] = []
     supervisor = TaskSupervisor(told.append)
     seen = []

@@ -213,7 +213,7 @@ def test_progress_passes_unbuffered_and_a_compile_ends_as_without_it(
         stages = []
         for _, stage, _ in follow(http, name):
             if stage == "autotune":
-                stages.append(gateway.pool._compiling)
+                stages.append(gateway.pool.compiling)
         assert 1 in stages, "all events came after the compile had ended"
         assert http.get(f"/v1/artifacts/{name}").headers["X-Torchrelay-Edge"] == "MISS"
 

@@ -68,7 +68,7 @@ def test_a_dispatcher_without_jobs_asks_nothing_of_each_namespace(
             await namespaces(redis)
             async with dispatcher_of(settings) as dispatcher:
                 before = await calls(redis)
-                await background._take_over_jobs(dispatcher)
+                await background.take_over_jobs(dispatcher)
                 return since(before, await calls(redis))
 
     counted = asyncio.run(scenario())
@@ -107,9 +107,9 @@ def test_one_dispatcher_of_many_sweeps_and_looks_artifacts_up_together(
             await redis.hset(KEYS.identity, "since", 0)
             async with dispatcher_of(settings) as other:
                 before = await calls(redis)
-                await background._sweep(dispatcher)
+                await background.sweep_tenants(dispatcher)
                 first = await calls(redis)
-                await background._sweep(other)
+                await background.sweep_tenants(other)
                 return since(before, first), since(first, await calls(redis))
 
     swept, idle = asyncio.run(scenario())
@@ -122,9 +122,9 @@ def test_a_sweep_that_fails_is_done_again(settings: dict[str, Any], redis_server
         async with Redis.from_url(redis_server.url) as redis, dispatcher_of(settings) as dispatcher:
             await redis.set(KEYS.namespaces, "no hash")
             with pytest.raises(ResponseError):
-                await background._sweep(dispatcher)
+                await background.sweep_tenants(dispatcher)
             await redis.delete(KEYS.namespaces)
-            await background._sweep(dispatcher)
+            await background.sweep_tenants(dispatcher)
             return await redis.exists(KEYS.swept)
 
     assert asyncio.run(scenario()) == 1
@@ -141,8 +141,8 @@ def test_a_sweep_that_is_stopped_halfway_is_left_to_others(
 
     async def scenario() -> int:
         async with Redis.from_url(redis_server.url) as redis, dispatcher_of(settings) as dispatcher:
-            monkeypatch.setattr(background, "_sweep_all", endless)
-            sweeping = asyncio.create_task(background._sweep(dispatcher))
+            monkeypatch.setattr(background, "sweep_all", endless)
+            sweeping = asyncio.create_task(background.sweep_tenants(dispatcher))
             await begun.wait()
             sweeping.cancel()
             await asyncio.gather(sweeping, return_exceptions=True)

@@ -187,7 +187,7 @@ def test_what_kubernetes_sets_for_a_service_is_no_mistyped_setting():
 
 
 def test_a_state_folder_serves_one_service_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_folder, "_LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(state_folder, "LOCK_SECONDS", 0.3)
     monkeypatch.setattr(state_folder, "log", logs := CapturingLogger())
 
     async def scenario():
@@ -281,7 +281,7 @@ def lock_of(folder):
 
 
 GUARDED = """
-import subprocess, sys, time, signal
+import signal, subprocess, sys
 from torchrelay.service.local.supervisor import run_supervised
 
 def service():
@@ -315,7 +315,7 @@ def test_the_guard_gives_the_services_status_and_ends_what_it_left(then, status)
 
 def test_the_guard_passes_signals_on():
     guard = subprocess.Popen(
-        [sys.executable, "-c", GUARDED.format(then="time.sleep(1000)")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", GUARDED.format(then="signal.pause()")], stdout=subprocess.PIPE, text=True
     )
     pids = [int(pid) for pid in guard.stdout.readline().split()]
     assert all(psutil.pid_exists(pid) for pid in pids)
@@ -326,15 +326,15 @@ def test_the_guard_passes_signals_on():
 
 
 STUCK = """
-import signal, sys, time
+import signal, sys
 from torchrelay.service.local import supervisor
 
 def service():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("stuck", flush=True)
-    time.sleep(1000)
+    signal.pause()
 
-supervisor._STOP_SECONDS = 0.5
+supervisor.STOP_SECONDS = 0.5
 sys.exit(supervisor.run_supervised(service))
 """
 
@@ -350,7 +350,7 @@ def test_a_service_that_does_not_end_after_a_signal_is_killed():
 
 def test_a_service_whose_guard_is_killed_is_told_to_end():
     guard = psutil.Popen(
-        [sys.executable, "-c", GUARDED.format(then="time.sleep(1000)")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", GUARDED.format(then="signal.pause()")], stdout=subprocess.PIPE, text=True
     )
     guard.stdout.readline()
     family = guard.children(recursive=True)

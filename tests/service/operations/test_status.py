@@ -77,7 +77,7 @@ def test_clients_report_their_fallbacks(http: httpx2.Client) -> None:
 def test_readiness_names_the_part_that_is_not_ready(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.parts.background._POOL_RESTART_SECONDS", 0.05)
+    monkeypatch.setattr("torchrelay.service.parts.background.POOL_RESTART_SECONDS", 0.05)
     pool = SlowPool()
     gateway = start_gateway(pool)
     with gateway.http(token=None) as http, gateway.http() as owner:

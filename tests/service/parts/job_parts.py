@@ -29,6 +29,7 @@ from torchrelay.compiler.api.training.events import StateChanged
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
 from torchrelay.service.local.dispatcher import create_dispatcher_app
+from waiting import wait_until
 
 T = TypeVar("T")
 
@@ -147,8 +148,8 @@ class JobClients:
 
     def _asked(self, call: Callable[[httpx2.Client], T]) -> T | None:
         """As a client does behind a load balancer: what breaks off goes to another gateway."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < until:
+
+        def asked() -> tuple[T] | None:
             port = random.choice(self._service.gateways).port
             with (
                 contextlib.suppress(httpx2.TransportError, AssertionError),  # or it is refused: 503
@@ -156,8 +157,11 @@ class JobClients:
             ):
                 answer = call(http)
                 if not isinstance(answer, httpx2.Response) or answer.status_code < 500:
-                    return answer
-            time.sleep(0.1)
+                    return (answer,)
+            return None
+
+        with contextlib.suppress(AssertionError):
+            return wait_until(asked, PATIENCE_SECONDS, pause=0.1)[0]
         self.lost.append(f"no answer within {PATIENCE_SECONDS:g} s")
         return None
 

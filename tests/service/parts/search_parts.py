@@ -193,12 +193,12 @@ class Site:
         self, *problems: Problem, place: DeviceEnvironment = PLACE, queue: SearchQueue | None = None
     ) -> queries.KnownEntries:
         """What a compile hears that asks until nothing is open."""
-        for _ in range(2000):
-            known = await (queue or self.queue).want(place, problems, ASK)
-            if not known.open:
-                return known
-            await asyncio.sleep(0.01)
-        raise AssertionError("it is still open")
+
+        async def known() -> queries.KnownEntries | None:
+            found = await (queue or self.queue).want(place, problems, ASK)
+            return None if found.open else found
+
+        return await until(known)
 
     async def counted(self, outcome: str) -> float:
         """Once what was found is finished: it is told from Redis before it is counted."""

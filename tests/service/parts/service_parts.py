@@ -45,7 +45,7 @@ from torchrelay.service.storage.redis.connections import connect
 from torchrelay.service.storage.redis.keys import Keys
 from torchrelay.service.storage.redis.scripts import Scripts
 from torchrelay.workers.pool import SearchDevice
-from waiting import wait_until
+from waiting import until, wait_until
 
 TOKEN = "test-token-" + "0" * 32
 NEEDS = CompileNeeds(TOOLCHAIN, TARGET, request_schema.REVISION)
@@ -84,7 +84,7 @@ class ArtifactPool:
         self.queued = 0
         self.overdue: Mapping[str, int] = {}
         self.elsewhere = 0
-        self._compiling = 0
+        self.compiling = 0
         self._changed: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.nodes: list[dict[str, float]] = []
@@ -152,7 +152,7 @@ class ArtifactPool:
             self._loop.call_soon_threadsafe(self._changed)
 
     def room(self, toolchain: request_schema.Toolchain, target: request_schema.Target) -> int | None:
-        return None if self.idle is None else self.idle - self._compiling
+        return None if self.idle is None else self.idle - self.compiling
 
     cluster = ""
 
@@ -202,13 +202,13 @@ class ArtifactPool:
         trace_id: str,
     ) -> bytes:
         self.traces.append(trace_id)
-        self._compiling += 1
+        self.compiling += 1
         self._record("begin", key)
         try:
             return await self._compile(key, namespace, toolchain, target, on_progress, on_query)
         finally:
             self._record("end", key)
-            self._compiling -= 1
+            self.compiling -= 1
             self._changed()
 
     def _record(self, what: str, key: str) -> None:
@@ -261,11 +261,12 @@ class ArtifactPool:
         return packed[:-10] if self.corrupt else packed
 
     async def _answered(self, question: bytes, on_query: Callable[[bytes], Awaitable[bytes]]) -> bytes:
-        while True:
-            answer = await on_query(question)
-            if not self.patient or not decoding.from_msgpack(answer, type=queries.KnownEntries).open:
-                return answer
-            await asyncio.sleep(0.02)
+        async def answer() -> bytes | None:
+            found = await on_query(question)
+            waits = self.patient and decoding.from_msgpack(found, type=queries.KnownEntries).open
+            return None if waits else found
+
+        return await until(answer, seconds=600)
 
 
 def busy_pool() -> ArtifactPool:

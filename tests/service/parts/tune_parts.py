@@ -34,7 +34,7 @@ from torchrelay.compiler.tuning.records import CandidateFailure, DeviceEnvironme
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.server import create_server
 from tuning_parts import PLACE, problem
-from waiting import wait_until
+from waiting import until, wait_until
 
 CEILINGS = 2
 """Items that a job of one dtype has beside its own: a copy and a large product."""
@@ -65,8 +65,7 @@ class Searchers(SearchPool):
         task: TuningTask,
         ask: Callable[[queries.TuningQuery], Coroutine[Any, Any, queries.TuningReply]],
     ) -> None:
-        while not self.go.is_set():
-            await asyncio.sleep(0.01)
+        await until(self.go.is_set, seconds=600)
         await asyncio.sleep(self.seconds)
         if task.problem.operands[0].size[0] in self.unfit:
             await ask(UnsupportedTask(task.id, "it does not fit the device"))

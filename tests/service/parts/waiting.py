@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
@@ -27,16 +28,17 @@ def wait_until(
 
 
 async def until(
-    condition: Callable[[], T],
+    condition: Callable[[], T | Awaitable[T]],
     seconds: float = 60.0,
     *,
     pause: float = 0.02,
     told: Callable[[], object] = str,
 ) -> T:
-    """As `wait_until`; the event loop goes on meanwhile."""
-    for found in _looks(condition, seconds, told):
+    """As `wait_until`, also for what is awaited; the event loop goes on meanwhile."""
+    for looked in _looks(condition, seconds, told):
+        found = await looked if inspect.isawaitable(looked) else looked
         if found:
-            return found
+            return cast(T, found)
         await asyncio.sleep(pause)
     raise AssertionError
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
 import msgspec
 import pytest
+from redis.exceptions import RedisError
 from search_parts import AIM, ASK, Site, of, run, task, winners
 from service_parts import RedisServer
 from torchrelay.compiler.tuning.queries import SearchResult
@@ -100,17 +102,18 @@ def test_a_new_worker_takes_part_and_a_lost_ones_tasks_go_to_others(redis_server
 def test_a_searchers_last_word_counts(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(here: Site) -> None:
         store = here.tunings.store
-        keeping = asyncio.Event()
+        keeping, lost = asyncio.Event(), asyncio.Event()
 
         async def slowly(entries: Sequence[TuningEntry]) -> list[StoredEntry[TuningEntry]]:
             keeping.set()
-            await asyncio.sleep(0.2)
+            await lost.wait()
             return await store(entries)
 
         monkeypatch.setattr(here.tunings, "store", slowly)
         search = here.queue.submit(task(1), AIM)
         await keeping.wait()
         here.pool.lose(search.worker)  # it has reported, and does not hear the answer
+        lost.set()
         assert isinstance(await asyncio.wait_for(search.outcome(), 30), SearchResult)
         assert len(here.pool.began) == 1
 
@@ -138,7 +141,7 @@ def test_with_all_workers_gone_compiles_go_on_without_and_batch_jobs_wait(
 def test_searchers_that_do_not_start_hold_up_no_compile_and_a_lane_that_works_is_found(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "_BACKOFF_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(scheduler, "BACKOFF_SECONDS", (0.05, 0.1))
 
     async def scenario(here: Site) -> None:
         here.pool.broken = {"a"}
@@ -163,7 +166,7 @@ def test_searchers_that_do_not_start_hold_up_no_compile_and_a_lane_that_works_is
 def test_a_searcher_that_falls_silent_is_killed_and_its_task_goes_on_elsewhere(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
 
     async def scenario(here: Site) -> None:
         search = here.queue.submit(task(1, hold="yes"), AIM)
@@ -215,8 +218,8 @@ def test_compiles_that_have_ended_are_forgotten_though_another_still_waits(
 def test_workers_that_are_gone_are_forgotten(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "_MOST_WORKERS", 2)
-    monkeypatch.setattr(scheduler, "_BACKOFF_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(scheduler, "MOST_WORKERS", 2)
+    monkeypatch.setattr(scheduler, "BACKOFF_SECONDS", (0.01, 0.01))
     monkeypatch.setattr(session, "IDLE_SECONDS", 0.05)
 
     async def scenario(here: Site) -> None:
@@ -278,14 +281,13 @@ def test_while_redis_is_away_searches_go_on_and_what_they_find_is_kept_later() -
         assert winners(await here.wanted(of(2))) == {of(2): "a"}  # it is remembered here
         assert len(here.pool.began) == began
         await asyncio.to_thread(server.start)
-        for _ in range(200):
-            try:
-                if len(await here.tunings.known(PLACE, [of(1), of(2), of(3)])) == 3:
-                    return
-            except Exception:
-                pass
-            await asyncio.sleep(0.1)
-        raise AssertionError("they were not kept")
+
+        async def kept() -> bool:
+            with contextlib.suppress(RedisError):
+                return len(await here.tunings.known(PLACE, [of(1), of(2), of(3)])) == 3
+            return False
+
+        await here.until(kept)
 
     try:
         run(server, scenario, socket_timeout=0.5, socket_connect_timeout=0.5)

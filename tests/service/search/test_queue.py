@@ -292,7 +292,7 @@ def test_a_task_is_searched_that_is_submitted_again_while_the_cancelled_one_is_u
 
 
 def test_namespaces_share_the_devices(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_TURN_SECONDS", 0.2)
+    monkeypatch.setattr(scheduler, "TURN_SECONDS", 0.2)
 
     async def scenario(here: Site) -> None:
         here.pool.up.pop("b")

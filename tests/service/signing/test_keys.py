@@ -85,7 +85,7 @@ def test_a_change_reaches_the_other_gateways_keyrings(tmp_path: Path) -> None:
 def test_a_keyring_goes_on_with_what_it_has_when_its_folder_is_sick(tmp_path: Path) -> None:
     keyring = Keyring(tmp_path, {})
     (tmp_path / "ring.json").write_text("{")
-    keyring._next_check = 0.0
+    keyring.next_check = 0.0
     assert keyring.current
     with pytest.raises(SettingsError, match=r"ring\.json cannot be read"):
         Keyring(tmp_path, {})
@@ -95,24 +95,24 @@ def test_a_keyring_goes_on_with_what_it_has_when_its_folder_is_sick(tmp_path: Pa
 
 def test_a_folder_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network's disk whose server is away."""
-    keyring, answers, load = Keyring(tmp_path, {}), threading.Event(), Keyring._load
+    keyring, answers, load = Keyring(tmp_path, {}), threading.Event(), Keyring.load_ring
 
     def hangs(keyring: Keyring) -> Ring:
         assert answers.wait(60)
         return load(keyring)
 
-    monkeypatch.setattr(Keyring, "_load", hangs)
+    monkeypatch.setattr(Keyring, "load_ring", hangs)
     before = threading.active_count()
     with ThreadPoolExecutor(1) as pool:
         for _ in range(3):
-            keyring._next_check = 0.0
+            keyring.next_check = 0.0
             assert pool.submit(lambda: keyring.current).result(timeout=20)
         assert not keyring.reachable
         assert threading.active_count() <= before + 2
         answers.set()
 
     def look() -> bool:
-        keyring._next_check = 0.0
+        keyring.next_check = 0.0
         return bool(keyring.current) and keyring.reachable
 
     wait_until(look, seconds=20)
@@ -124,7 +124,7 @@ def test_an_older_folder_that_is_put_back_is_not_taken_over(tmp_path: Path) -> N
     first = keyring.current
     keyring.revoke(first)
     (tmp_path / "ring.json").write_bytes(before)
-    keyring._next_check = 0.0
+    keyring.next_check = 0.0
     assert first in keyring.ring.revoked
 
 
@@ -323,7 +323,7 @@ def test_the_doctor_trusts_what_a_rotation_brought(
         state_dir=tmp_path / "client",
         public_keys=tuple(http.get("/v1/info").json()["public_keys"]),
     )
-    (check,) = [check for check in doctor._CHECKS if check.look is doctor._signature]
+    (check,) = [check for check in doctor.CHECKS if check.look is doctor.check_signature]
     with GatewayClient(settings) as connected:
         assert "is trusted" in check.look(connected, settings)
         new = http.post("/v1/keys", json={}).json()["current"]

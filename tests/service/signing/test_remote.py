@@ -120,8 +120,8 @@ def test_an_artifact_waits_for_a_signer_that_is_restarted(
     signer.kill()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(remote.sign, artifact(), key=KEY, namespace="team")
-        time.sleep(0.5)
-        assert not waiting.done()
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
         signer.start()
         signed = waiting.result(60)
     assert container.verify(signed, remote.trust("team"), key=KEY)
@@ -131,8 +131,8 @@ def test_an_artifact_waits_for_a_signer_that_is_restarted(
 def test_without_a_signer_trust_stays_and_signing_ends_with_advice(
     signer: SignerProcess, keyring_of: StartKeyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "_PATIENCE_SECONDS", 1.5)
-    monkeypatch.setattr(remote_module, "_REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(remote_module, "PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(remote_module, "REFRESH_SECONDS", 0.1)
     remote = keyring_of(signer.url, SIGN_TOKEN)
     signed = remote.sign(artifact(), key=KEY, namespace="team")
     with structlog.testing.capture_logs() as logged:
@@ -356,7 +356,7 @@ def test_a_gateway_serves_what_a_signer_has_signed(
 def test_a_finished_compile_waits_for_a_signer_that_is_away_for_longer(
     signer: SignerProcess, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(remote_module, "PATIENCE_SECONDS", 0.1)
     gateway = start_gateway(
         ArtifactPool(),
         signer_url=signer.url,

@@ -47,9 +47,8 @@ def test_a_turn_is_not_lost_with_a_connection_that_cannot_be_made(redis_server: 
     async def main() -> None:
         nowhere = pool("redis://127.0.0.1:1/0", timeout=0.2)
         for _ in range(3):
-            with pytest.raises(RedisConnectionError, match=r"(?i)connect"):
+            with pytest.raises(RedisConnectionError, match="connecting"):
                 await nowhere.get_connection()
-        assert nowhere._turns._value == 1
 
     asyncio.run(main())
 
@@ -70,7 +69,9 @@ def test_who_waits_too_long_or_leaves_takes_no_turn_along(redis_server: RedisSer
         await connections.release(held)
         with pytest.raises(KeyError):  # redis-py's own answer
             await connections.release(held)
-        assert connections._turns._value == 1
+        await connections.get_connection()
+        with pytest.raises(RedisConnectionError, match="No connection available"):
+            await connections.get_connection()
         await connections.aclose()
 
     asyncio.run(main())
@@ -108,7 +109,9 @@ def test_connections_for_leases_come_in_turn_and_go_back(redis_server: RedisServ
                 await connections.get_connection()
         await connections.release(await connections.get_connection())
         await connections.release(kept)
-        assert (connections._turns._value, connections._lease_turns._value) == (1, 1)
+        await connections.get_connection()
+        with reserved_for_leases():
+            await connections.get_connection()
         await connections.aclose()
 
     asyncio.run(main())

@@ -154,7 +154,7 @@ def test_eviction_and_sweep_leave_nothing_in_s3_that_is_not_offered(
         assert (
             http.post("/v1/cache/gc").json()["swept"] == 0
         )  # it is young: somebody may be about to publish it
-        monkeypatch.setattr(blobs, "_ORPHAN_AGE", timedelta(seconds=-60))
+        monkeypatch.setattr(blobs, "ORPHAN_AGE", timedelta(seconds=-60))
         monkeypatch.setattr(installation, "MARKED", timedelta(seconds=-60))
         assert [http.post("/v1/cache/gc").json()["swept"] for _ in range(2)] == [0, 1]
         assert len(s3.objects()) == 2

@@ -228,7 +228,7 @@ def test_a_disk_that_fills_up_with_folders_that_nobody_limits_is_in_the_log(
     start_gateway: StartGateway, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares, told = [0.05, 0.2], []
-    monkeypatch.setattr(background, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(background, "SWEEP_SECONDS", 0.1)
     monkeypatch.setattr(retention, "free_share", lambda _: shares.pop(0))
     monkeypatch.setattr(background.log, "warning", lambda event, **_: told.append(event))
     start_gateway(pool)

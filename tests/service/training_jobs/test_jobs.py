@@ -96,7 +96,7 @@ def test_the_jobs_token_expires_unless_a_gateway_runs_the_job(
     redis_server: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.jobs.training.run._EXTEND_SECONDS", 0.0)
+    monkeypatch.setattr("torchrelay.service.jobs.training.run.EXTEND_SECONDS", 0.0)
     pool.pace = 60
 
     def token(redis: Redis) -> tuple[bytes, dict[str, Any]]:
@@ -330,7 +330,7 @@ def test_a_job_is_cancelled_while_its_driver_is_made(http: httpx2.Client, pool: 
 def test_ranks_that_tell_nothing_of_a_cancel_lose_their_driver(
     http: httpx2.Client, pool: TrainingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrelay.service.jobs.training.run._CANCEL_SECONDS", 1.0)
+    monkeypatch.setattr("torchrelay.service.jobs.training.run.CANCEL_SECONDS", 1.0)
     pool.pace, pool.stubborn = 0.3, True
     name = begun(http, capture=False)
     wait_until(lambda: shown(http, name)["state"] == "running", seconds=20)

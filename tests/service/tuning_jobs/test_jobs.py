@@ -351,8 +351,8 @@ def test_a_job_counts_what_it_still_holds(
 def test_a_job_of_many_problems_tells_fewer_timings_of_each(
     http: httpx2.Client, pool: SearchingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_LEAST_TIMINGS", 1)
-    monkeypatch.setattr(run, "_ALL_TIMINGS", 3)
+    monkeypatch.setattr(run, "LEAST_TIMINGS", 1)
+    monkeypatch.setattr(run, "ALL_TIMINGS", 3)
     name = begun(http, operator(16))
     ended(http, name)
     assert [timing.candidate for timing in results(http, name)[0].timings] == ["triton_mm"]
@@ -438,7 +438,7 @@ def test_requests_kept_longest_ago_make_room_and_a_job_has_its_own(
     pool.state = "idle"
     ended(http, name)
     assert states(http, name)[0] == ("graph", "known")  # it compiled, and had no problems
-    monkeypatch.setattr(saved_requests, "_SENT_BYTES", 10)
+    monkeypatch.setattr(saved_requests, "SENT_BYTES", 10)
     answer = http.post("/v1/tunes/graphs", content=bodies[0], headers=GRAPH)
     assert answer.status_code == 413
 

@@ -241,7 +241,7 @@ def test_in_a_store_too_the_newest_whole_one_is_taken_up(bucket: str, heard: Hea
     assert place.names() == ["step-3", "step-2"]
     step, found = restored(bucket)
     assert step == 3 and torch.equal(found, weights[3])
-    store = place._store  # type: ignore[attr-defined]
+    store = place.objects  # type: ignore[attr-defined]
     (part,) = [path for path in paths(store) if path.startswith("step-3/__0_")]
     store.put(part, b"cut off")
     store.put("step-4/__0_0.distcp", b"never finished")
@@ -266,7 +266,7 @@ def test_in_a_store_too_a_process_that_ends_as_it_replaces_one_leaves_the_old_on
         return model.weight.detach()
 
     weights = saved(bucket, 1)
-    store = storage.storage_of(bucket)._store  # type: ignore[attr-defined]
+    store = storage.storage_of(bucket).objects  # type: ignore[attr-defined]
     before = paths(store)
     with monkeypatch.context() as patched, pytest.raises(SystemExit):
         patched.setattr(storage.ObjectStorage, "publish", ends)

@@ -33,7 +33,7 @@ def main() -> None:
         graphs = torchrelay.report().graphs
         found[kind] = [graph.key for graph in graphs[known:]]
         known = len(graphs)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         ranks[:] = [dist.get_rank()]
 
     backend._compile_locally = eagerly

@@ -51,7 +51,7 @@ def test_what_concerns_one_process_alone_is_nothing_that_its_machine_cannot_do(
 ) -> None:
     error = OSError(getattr(errno, code), "no")
     monkeypatch.setattr(shared_libraries, "_folders", {})
-    monkeypatch.setattr(shared_libraries, "_why_not_executable", lambda folder: error)
+    monkeypatch.setattr(shared_libraries, "why_not_executable", lambda folder: error)
     assert told in why_nothing_loads(tmp_path)
     assert bool(why_nothing_loads(tmp_path)) == bool(told)
 

@@ -271,8 +271,8 @@ def test_the_process_becomes_the_program_with_the_same_id_and_arguments(
 ) -> None:
     (tmp_path / "shown.py").write_text("import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)")
     program = (
-        "from torchrelay.clients.commands.start_service import _replace_process\n"
-        "_replace_process('shown', 'up', '--port', '0', needs=('json',), extra='server')"
+        "from torchrelay.clients.commands.start_service import replace_process\n"
+        "replace_process('shown', 'up', '--port', '0', needs=('json',), extra='server')"
     )
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(tmp_path), *filter(None, [environment.get("PYTHONPATH")])]
@@ -286,11 +286,11 @@ def test_the_process_becomes_the_program_with_the_same_id_and_arguments(
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it() -> None:
-    from torchrelay.clients.commands.start_service import _replace_process
+    from torchrelay.clients.commands.start_service import replace_process
     from torchrelay.compiler.errors import ClientError
 
     with pytest.raises(ClientError, match=r"needs no_such_module\. Run `pip install '\.\[server\]'` in"):
-        _replace_process("anything", needs=("json", "no_such_module"), extra="server")
+        replace_process("anything", needs=("json", "no_such_module"), extra="server")
 
 
 def test_without_the_cli_extra_the_command_says_what_to_install(environment: dict[str, str]) -> None:

@@ -336,7 +336,7 @@ def test_a_restarted_gateway_is_found_again(server: Server, gateway: GatewayClie
 def test_a_gateway_killed_while_waiting_is_given_up(
     server: Server, gateway: GatewayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "RECONNECT_SECONDS", 0.5)
     accepted(server, stream(event(1, "aot"), then=lambda handler: handler.server.stopping.wait(0.2)))
     killer = threading.Timer(0.1, server.die)
     killer.start()
@@ -348,7 +348,7 @@ def test_a_gateway_killed_while_waiting_is_given_up(
 def test_a_gateway_that_hangs_while_waiting_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_client, "_RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "RECONNECT_SECONDS", 0.5)
     accepted(server, hang)
     server.routes[f"GET /v1/compiles/{KEY}"] = hang
     with (
@@ -401,7 +401,7 @@ def test_after_a_connect_that_timed_out_calls_fail_at_once_for_a_while(
             with pytest.raises(errors.GatewayUnreachable):
                 compile_graph(gateway)
         assert len(tries) == 1
-        monkeypatch.setattr(connection, "_BLACKHOLE_SECONDS", 0.0)
+        monkeypatch.setattr(connection, "BLACKHOLE_SECONDS", 0.0)
         gateway._connection._dead_until = 0.0
         for _ in range(2):
             with pytest.raises(errors.GatewayUnreachable):

@@ -43,7 +43,7 @@ class Source:
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setattr(process_programs, "_other_settings", lambda *_: "")
+    monkeypatch.setattr(process_programs, "other_settings", lambda *_: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return Source()
 

@@ -127,7 +127,7 @@ def test_a_leader_that_is_interrupted_is_replaced_at_once(rank: Callable[..., St
 def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
     rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOST_SECONDS", 0.5)
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.5)
     leads, decided = threading.Event(), threading.Event()
 
     def stands_still() -> bytes:
@@ -136,10 +136,10 @@ def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
         return b"late"
 
     with monkeypatch.context() as still, ThreadPoolExecutor(1) as pool:
-        still.setattr(module, "_HEARTBEAT_SECONDS", 600.0)
+        still.setattr(module, "HEARTBEAT_SECONDS", 600.0)
         slow = pool.submit(rank().agree, KEY, 60, stands_still)
         assert leads.wait(60)
-        still.setattr(module, "_HEARTBEAT_SECONDS", 0.1)
+        still.setattr(module, "HEARTBEAT_SECONDS", 0.1)
         decision = rank().agree(KEY, 60, lambda: b"second")
         decided.set()
         assert slow.result() == decision
@@ -147,7 +147,7 @@ def test_a_leader_that_stands_still_is_replaced_and_accepts_what_was_decided(
 
 
 LEADER = """
-import sys, time
+import signal, sys
 from datetime import timedelta
 from torchrelay.clients.artifacts.ranks.agreement import AgreementStore, StoreAgreement
 from torchrelay.compiler.torch_internals.distributed import process_groups
@@ -156,7 +156,7 @@ store = process_groups.job_store(("127.0.0.1", int(sys.argv[1])), timedelta(seco
 
 def obtain():
     print("leads", flush=True)
-    time.sleep(600)
+    signal.pause()
 
 StoreAgreement(AgreementStore(store, "torchrelay/job/"), 3).agree(sys.argv[2], 600, obtain)
 """
@@ -165,7 +165,7 @@ StoreAgreement(AgreementStore(store, "torchrelay/job/"), 3).agree(sys.argv[2], 6
 def test_a_leader_that_is_killed_is_replaced(
     rank: Callable[..., StoreAgreement], server: list[dist.TCPStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOST_SECONDS", 3.0)
+    monkeypatch.setattr(module, "LOST_SECONDS", 3.0)
     command = [sys.executable, "-c", LEADER, str(server[0].port), KEY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
         assert leader.stdout is not None and leader.stdout.readline() == "leads\n"
@@ -224,11 +224,11 @@ def test_the_store_is_asked_about_machines_once(
 def test_a_process_that_joins_late_is_waited_for_once_and_known_from_then_on(
     rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.3)
     first, second = rank(1), rank(1)
     first.machines.join(Machine({"GLIBC": "2.41"}))
     first.check_needs({"GLIBC": "2.38"})
-    monkeypatch.setattr(module, "_JOIN_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "JOIN_SECONDS", 3600.0)
     first.check_needs({"GLIBC": "2.38"})
     second.machines.join(Machine({"GLIBC": "2.31"}))
     with pytest.raises(CannotLoad):
@@ -238,7 +238,7 @@ def test_a_process_that_joins_late_is_waited_for_once_and_known_from_then_on(
 def test_too_many_bytes_for_the_store_are_taken_out_oldest_first(
     rank: Callable[..., StoreAgreement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_POSTED_BYTES", 10)
+    monkeypatch.setattr(module, "POSTED_BYTES", 10)
     leader, other = rank(), rank()
     small = [leader.agree(f"{n:064x}", 60, lambda n=n: bytes([n]) * 6) for n in range(2)]
     large = leader.agree(KEY, 60, lambda: b"more than ten")

@@ -108,7 +108,7 @@ def test_every_setting_has_its_variable(
 
 
 def test_every_field_can_be_set_and_every_setting_is_a_field() -> None:
-    assert set(module._PARSERS) == set(ClientSettings.__struct_fields__)
+    assert set(module.PARSERS) == set(ClientSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

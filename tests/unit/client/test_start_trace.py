@@ -29,7 +29,7 @@ def ends(event: dict[str, Any]) -> float:
 def test_stages_lie_in_the_spans_around_them_and_after_the_start_of_the_process(tmp_path: Path) -> None:
     run = RunReport()
     trace = StartTrace()
-    run._trace = trace
+    run.trace = trace
     with run.function("train.Net.forward"):
         with run.timed("lookup"):
             pass
@@ -46,10 +46,10 @@ def test_stages_lie_in_the_spans_around_them_and_after_the_start_of_the_process(
 
 def test_a_graph_is_named_by_its_key_and_says_what_became_of_it(tmp_path: Path) -> None:
     run = RunReport()
-    run._trace = StartTrace()
+    run.trace = StartTrace()
     run.record("miss", key="ab" * 32, began=time.perf_counter() - 0.25, nodes=7)
     run.record("hit", key="cd" * 32, seconds=99.0, nodes=8)
-    by_name = {each["name"]: each for each in written(run._trace, tmp_path)}
+    by_name = {each["name"]: each for each in written(run.trace, tmp_path)}
     graph, moment = by_name["graph abababababab"], by_name["graph cdcdcdcdcdcd"]
     assert graph["dur"] >= 0.25e6
     assert graph["args"] == {"outcome": "miss", "nodes": 7, "reason": ""}
@@ -58,12 +58,10 @@ def test_a_graph_is_named_by_its_key_and_says_what_became_of_it(tmp_path: Path) 
 
 def test_only_the_first_call_is_a_span(tmp_path: Path) -> None:
     run = RunReport()
-    run._trace = StartTrace()
+    run.trace = StartTrace()
     double = run.first_call("ab" * 32, lambda x: 2 * x)
     assert [double(1), double(2)] == [2, 4]
-    assert [each["name"] for each in written(run._trace, tmp_path)][1:] == [
-        "first call of graph abababababab"
-    ]
+    assert [each["name"] for each in written(run.trace, tmp_path)][1:] == ["first call of graph abababababab"]
 
 
 def test_without_a_trace_functions_and_graphs_are_left_as_they_are() -> None:
@@ -75,22 +73,22 @@ def test_without_a_trace_functions_and_graphs_are_left_as_they_are() -> None:
 
 def test_each_thread_has_its_own_row(tmp_path: Path) -> None:
     run = RunReport()
-    run._trace = StartTrace()
+    run.trace = StartTrace()
     thread = threading.Thread(target=lambda: run.add_seconds("load", 0.5))
     run.add_seconds("load", 0.5)
     thread.start()
     thread.join()
-    rows = {each["tid"] for each in written(run._trace, tmp_path) if each["name"] == "load"}
+    rows = {each["tid"] for each in written(run.trace, tmp_path) if each["name"] == "load"}
     assert len(rows) == 2
 
 
 def test_a_trace_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.clients.reports.start_trace._SPANS_KEPT", 3)
+    monkeypatch.setattr("torchrelay.clients.reports.start_trace.SPANS_KEPT", 3)
     run = RunReport()
-    run._trace = StartTrace()
+    run.trace = StartTrace()
     for _ in range(5):
         run.add_seconds("load", 1.0)
-    assert len(run._trace.spans) == 3
+    assert len(run.trace.spans) == 3
     assert run.snapshot().seconds["load"] == 5.0
 
 
@@ -122,7 +120,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(
     at_exit: list[Any] = []
     monkeypatch.setattr("atexit.register", at_exit.append)
     run = RunReport()
-    run._trace = StartTrace()
+    run.trace = StartTrace()
     for _ in range(2):
         run.write_trace_at_exit(tmp_path)  # a folder
     (write,) = at_exit

@@ -39,13 +39,13 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def winners(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[TeamWinners]:
     monkeypatch.setattr(team_winners, "current_gpu", lambda: GPU)
-    monkeypatch.setattr(compile_client, "_AUTOTUNE_SECONDS", 0.5)
+    monkeypatch.setattr(compile_client, "AUTOTUNE_SECONDS", 0.5)
     with GatewayClient(ClientSettings(url=server.url, token="secret", cache_dir=Path("/none"))) as gateway:
         yield TeamWinners(gateway)
 
 
 def route(server: Server, winners: TeamWinners, reply: Callable[[Any], None], method: str = "GET") -> None:
-    server.routes[f"{method} /v1/autotunes/triton/{winners._name('triton', '3.7.0', 'KEY')}"] = reply
+    server.routes[f"{method} /v1/autotunes/triton/{winners.name_of('triton', '3.7.0', 'KEY')}"] = reply
 
 
 def find(winners: TeamWinners) -> str | None:
@@ -81,13 +81,13 @@ def test_what_the_service_has_is_found_and_what_was_measured_is_sent(
 def test_a_key_names_library_version_and_the_whole_environment(
     winners: TeamWinners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [winners._name("triton", "3.7.0", "KEY"), winners._name("helion", "3.7.0", "KEY")]
-    names += [winners._name("triton", "3.8.0", "KEY"), winners._name("triton", "3.7.0", "OTHER")]
+    names = [winners.name_of("triton", "3.7.0", "KEY"), winners.name_of("helion", "3.7.0", "KEY")]
+    names += [winners.name_of("triton", "3.8.0", "KEY"), winners.name_of("triton", "3.7.0", "OTHER")]
     for field in GPU.__struct_fields__:
         value = 8 if field == "threads" else "another"
         other = msgspec.structs.replace(GPU, **{field: value})
         monkeypatch.setattr(team_winners, "current_gpu", lambda other=other: other)
-        names.append(winners._name("triton", "3.7.0", "KEY"))
+        names.append(winners.name_of("triton", "3.7.0", "KEY"))
     assert len(set(names)) == len(names)
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_big_or_late_answer_is_a_miss_and_the_service_is_left_alone_for_
     assert find(winners) is None
     store(winners)
     assert len(server.seen) == requests
-    winners._paused_until = 0.0
+    winners.paused_until = 0.0
     route(server, winners, as_json(200, ENTRY))
     assert find(winners) == "{}"
 

@@ -82,5 +82,5 @@ def test_bytecode_is_for_one_thread(tmp_path: Path, compiled: list[str]) -> None
 def test_what_has_no_room_is_compiled_at_each_start(
     tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generated_code, "_MOST_BYTES", 10)
+    monkeypatch.setattr(generated_code, "MOST_BYTES", 10)
     assert kept(tmp_path) == {}

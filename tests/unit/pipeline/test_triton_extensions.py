@@ -41,7 +41,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     names = ("compile_module_from_src", "compile_module_from_file")
     for name in names:
         setattr(module, name, globals()[name])
-    monkeypatch.setattr(extensions, "_builders", lambda: [(module, name) for name in names])
+    monkeypatch.setattr(extensions, "builders", lambda: [(module, name) for name in names])
     return module
 
 
@@ -66,7 +66,7 @@ def test_what_triton_builds_is_recorded(triton: ModuleType, file: str) -> None:
 def test_what_an_artifact_brought_is_not_built(
     triton: ModuleType, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extensions, "_load_extension", lambda name, path: ModuleType(f"{name} of {path}"))
+    monkeypatch.setattr(extensions, "load_extension", lambda name, path: ModuleType(f"{name} of {path}"))
     prebuilt = extensions.PrebuiltExtensions()
     prebuilt.add({extension_key(SOURCE, name): Path(f"/artifact/{name}.so") for name in "abd"})
     names = [module.__name__ for module in _all_calls(triton, file)]

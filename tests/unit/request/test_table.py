@@ -68,11 +68,11 @@ def test_what_a_newer_torch_has_no_more_is_refused_by_name(monkeypatch: pytest.M
     newest = table.load(table.VERSIONS[-1])
     newer = msgspec.structs.replace(newest, functions=newest.functions | {gone})
     monkeypatch.setattr(names.table, "load", lambda version: newer)
-    names._function_names.cache_clear()
+    names.function_names.cache_clear()
     with pytest.raises(Unsupported, match=gone):
         names.resolve_target(gone)
     assert names.target_name(torch.add) == "torch.add"
-    names._function_names.cache_clear()
+    names.function_names.cache_clear()
 
 
 @pytest.mark.parametrize("version", table.VERSIONS)

@@ -48,19 +48,19 @@ def test_each_take_has_the_arguments_elsewhere_and_launches_are_ready_before_the
     )
     order = KernelBenchmarkOrder(kernel, "cpu", ranking.DEFAULTS)
     measured: Any = KernelBenchmark(order, lambda message: None)
-    measured._make_arguments()
-    inputs = measured._inputs["x_ptr"].clone()
+    measured.make_arguments()
+    inputs = measured.inputs["x_ptr"].clone()
     did: list[tuple[str, int, int]] = []
 
     def launcher(candidate: int) -> Callable[[], Any]:
-        x = measured._arguments["x_ptr"]
+        x = measured.arguments["x_ptr"]
         assert x.stride() == (8, 1)
         if candidate == 2:
             raise RuntimeError("does not compile")
         did.append(("bound", candidate, x.data_ptr()))
         return lambda: did.append(("launched", candidate, x.add_(1.0).data_ptr()))
 
-    measured._launcher = launcher
+    measured.launcher = launcher
     copies = []
     with Runner(measured) as runner:
         assert [runner.start(candidate) for candidate in (0, 1)] == [None, None]
@@ -74,4 +74,4 @@ def test_each_take_has_the_arguments_elsewhere_and_launches_are_ready_before_the
             (address,) = {address for _, _, address in did}
             copies.append(address)
     assert len(set(copies)) == benchmark.BufferRotation.MAX and copies[-1] == copies[0]
-    assert torch.equal(measured._inputs["x_ptr"], inputs), "samples do not write to what is copied"
+    assert torch.equal(measured.inputs["x_ptr"], inputs), "samples do not write to what is copied"

@@ -136,8 +136,8 @@ def test_the_processors_model_is_linuxs_own_name_for_it(tmp_path):
 )  # fmt: skip
 def test_the_drivers_version_is_the_kernel_modules(tmp_path, text, version):
     (tmp_path / "version").write_text(text)
-    assert toolchain._gpu_driver(tmp_path / "version") == version
-    assert toolchain._gpu_driver(tmp_path / "none") == ""
+    assert toolchain.gpu_driver(tmp_path / "version") == version
+    assert toolchain.gpu_driver(tmp_path / "none") == ""
 
 
 def test_searches_that_share_a_folder_follow_one_another(tmp_path):

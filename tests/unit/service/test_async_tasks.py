@@ -9,20 +9,20 @@ from torchrelay.service.base import async_tasks
 async def loses_one_cancellation():
     """As asyncio.wait_for of Python 3.11 does when it comes with the answer."""
     try:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
     except asyncio.CancelledError:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
 
 async def fails_at_the_end():
     try:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
     finally:
         raise ValueError("of its own")
 
 
 def test_tasks_end_though_a_cancellation_is_lost(monkeypatch):
-    monkeypatch.setattr(async_tasks, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(async_tasks, "AGAIN_SECONDS", 0.05)
 
     async def main():
         over = asyncio.create_task(asyncio.sleep(0))
@@ -44,7 +44,7 @@ def test_tasks_end_though_a_cancellation_is_lost(monkeypatch):
 
 
 def test_what_is_done_together_ends_though_a_cancellation_is_lost(monkeypatch):
-    monkeypatch.setattr(async_tasks, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(async_tasks, "AGAIN_SECONDS", 0.05)
     ended = []
 
     async def work():
@@ -68,7 +68,7 @@ def test_what_is_done_together_ends_though_a_cancellation_is_lost(monkeypatch):
 
 
 def test_the_first_that_fails_ends_what_is_done_with_it(monkeypatch):
-    monkeypatch.setattr(async_tasks, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(async_tasks, "AGAIN_SECONDS", 0.05)
 
     async def fails():
         await asyncio.sleep(0.01)

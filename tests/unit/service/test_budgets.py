@@ -133,4 +133,4 @@ def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one() -> None:
     out = subprocess.run(
         [sys.executable, "-c", program % hard], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert int(out) == (min(hard, budgets._DESCRIPTORS) if hard > 0 else budgets._DESCRIPTORS)
+    assert int(out) == (min(hard, budgets.DESCRIPTORS) if hard > 0 else budgets.DESCRIPTORS)

@@ -96,5 +96,5 @@ def test_a_script_that_ran_for_long_may_have_got_somewhere(monkeypatch: pytest.M
     ended(attempt, 0, 2, 5.0)
     attempt.give_up()
     assert attempt.own_error() == "2 "
-    monkeypatch.setattr(train_attempt, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(train_attempt, "LONG_SECONDS", 0.0)
     assert attempt.own_error() == ""

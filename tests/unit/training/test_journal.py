@@ -63,7 +63,7 @@ def test_a_line_that_a_crash_cut_is_left_out_and_its_number_used_again(tmp_path:
 def test_a_file_whose_news_were_all_fetched_starts_anew_and_keeps_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 1000)
     ledger = JobJournal(tmp_path)
     ledger.add([started(4), *(log("x" * 50) for _ in range(50))])
     assert ledger.after(51, 0.0) == []
@@ -86,7 +86,7 @@ def test_a_file_whose_news_were_all_fetched_starts_anew_and_keeps_the_count(
 def test_that_a_step_was_made_is_known_after_its_news_were_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: TrainEvent
 ) -> None:
-    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 1000)
     ledger = JobJournal(tmp_path)
     ledger.add([log("x" * 50) for _ in range(50)])
     assert not JobJournal(tmp_path).stepped
@@ -100,7 +100,7 @@ def test_that_a_step_was_made_is_known_after_its_news_were_fetched(
 def test_old_news_come_from_the_disk_in_bounded_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_MEMORY_BYTES", 2000)
+    monkeypatch.setattr(journal_module, "MEMORY_BYTES", 2000)
     ledger = JobJournal(tmp_path)
     for i in range(0, 2500, 50):
         ledger.add([log(str(n)) for n in range(i, i + 50)])
@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_and_what_it_missed_is_written_once_there_is_room(
 def test_news_that_nobody_fetches_and_no_disk_takes_are_bounded_and_what_counts_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_UNWRITTEN_BYTES", 10_000)
+    monkeypatch.setattr(journal_module, "UNWRITTEN_BYTES", 10_000)
     disk = FullDisk(monkeypatch)
     ledger = JobJournal(tmp_path)
     disk.full = True
@@ -196,7 +196,7 @@ def test_who_waits_is_woken(tmp_path: Path) -> None:
 
 
 def test_files_for_people_do_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "_SHOWN_BYTES", 100)
+    monkeypatch.setattr(journal_module, "SHOWN_BYTES", 100)
     ledger = JobJournal(tmp_path)
     for number in range(50):
         ledger.add([log(f"line {number:04}")])
@@ -211,7 +211,7 @@ def test_whoever_asks_for_much_that_is_on_disk_has_it_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "MOST_ENTRIES", 10)
-    monkeypatch.setattr(journal_module, "_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "MEMORY_BYTES", 1000)
     ledger = JobJournal(tmp_path)
     for number in range(200):
         ledger.add([log(f"line {number:04}")])

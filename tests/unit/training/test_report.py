@@ -315,12 +315,12 @@ def test_any_line_can_be_drawn(line: training_summary.Line) -> None:
     ],
 )
 def test_marks_are_round(low: float, high: float, binary: bool, expected: list[float]) -> None:
-    assert charts._ticks(low, high, 4, binary=binary) == pytest.approx(expected)
+    assert charts.marks(low, high, 4, binary=binary) == pytest.approx(expected)
 
 
 def test_steps_are_marked_by_whole_numbers() -> None:
-    assert charts._ticks(0, 14, 6, whole=True) == [0, 5, 10]
-    assert charts._ticks(7, 8, 6, whole=True) == [7, 8]
+    assert charts.marks(0, 14, 6, whole=True) == [0, 5, 10]
+    assert charts.marks(7, 8, 6, whole=True) == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -333,4 +333,4 @@ def test_steps_are_marked_by_whole_numbers() -> None:
     ],
 )
 def test_names_are_as_short_as_they_can_be(name: str, shown: str) -> None:
-    assert training_page._short(name) == shown
+    assert training_page.short_name(name) == shown

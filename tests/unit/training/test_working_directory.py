@@ -43,12 +43,12 @@ def test_a_folder_of_which_a_part_was_removed_is_not_whole(
         patch.setattr(rank_directory.shutil, "rmtree", half_removed)
         with pytest.raises(Killed):
             if other:
-                os.close(first._lock)
+                os.close(first.lock)
                 WorkingDirectory.open(secrets.token_hex(8), lambda: package)
             else:
                 first.close()
     if not other:
-        os.close(first._lock)  # as the kernel does for the dead
+        os.close(first.lock)  # as the kernel does for the dead
     assert not (first.path / "train.py").exists()
     second = WorkingDirectory.open(job, lambda: package)
     assert (second.path / "train.py").exists()

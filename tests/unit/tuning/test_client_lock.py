@@ -62,7 +62,7 @@ def captured(lock: LockedTunings | None, mode: Mode = "max-autotune", **options:
         found.append(request if lock is None else lock.pin(request))
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(torch.sin, backend=backend)(torch.ones(4))
     (request,) = found
     validate.check_request(request, codec.Limits())
@@ -137,13 +137,13 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setenv(name, value)
         process_backend.cache_clear()
         process_report.cache_clear()
-        torch._dynamo.reset()
+        torch.compiler.reset()
         return process_backend()
 
     yield connect
     process_backend.cache_clear()
     process_report.cache_clear()
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("mode", ["strict", "loose"])

@@ -302,7 +302,7 @@ def test_what_is_not_read_does_not_grow_without_bound_and_what_is_kept_is_whole(
     for number in range(100):
         relay.ask(JobQuery(number, b""))
         relay.answer(QueryReply(number, bytes(1 << 20)))
-    assert len(relay._unread) <= fork_server_queries._UNREAD_BYTES + (1 << 20)
+    assert len(relay._unread) <= fork_server_queries.UNREAD_BYTES + (1 << 20)
     got = []
     while relay.pending:
         got += frames.feed(os.read(pipe[0], 1 << 20))
@@ -311,5 +311,5 @@ def test_what_is_not_read_does_not_grow_without_bound_and_what_is_kept_is_whole(
     got += frames.feed(os.read(pipe[0], 1 << 20))
     replies = [decoded(body) for body in got]
     assert [reply.id for reply in replies] == list(range(len(replies)))
-    assert 0 < len(replies) <= (fork_server_queries._UNREAD_BYTES >> 20) + 1
+    assert 0 < len(replies) <= (fork_server_queries.UNREAD_BYTES >> 20) + 1
     assert {len(reply.answer) for reply in replies} == {1 << 20}

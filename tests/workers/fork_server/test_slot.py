@@ -402,7 +402,7 @@ def test_a_fork_server_without_its_actor_kills_its_job_and_ends(tmp_path):
         async with warm_slot(tmp_path) as (slot, ready):
             job = asyncio.create_task(run(slot, "hang"))
             pids = await sleepers(ready)
-            slot._compiles._server._writer.transport.abort()  # what the kernel does when an actor dies
+            slot.compiles._server._writer.transport.abort()  # what the kernel does when an actor dies
             with pytest.raises(CompileKilled):
                 await asyncio.wait_for(job, 30)
             assert not any(alive(pid) for pid in [*pids, ready.pid])
@@ -459,13 +459,14 @@ def test_beside_a_gpu_searches_have_a_warm_server_before_the_first_one_comes(tmp
             msgspec.structs.replace(settings(tmp_path), kind=kind, isolation="off", search_idle_seconds=0.0)
         )
         assert isinstance(decode_answer(await slot.start()), ForkServerReady)
-        for _ in range(100 if warm else 5):
-            if len(list(tmp_path.glob("torchrelay-jobs-*"))) == 2 and slot._searches._server is not None:
-                break
-            await asyncio.sleep(0.1)
-        assert (slot._searches._server is not None) is warm
-        slot._stop_idle_searches()
-        assert (slot._searches._server is not None) is warm
+
+        def servers() -> int:
+            return len(list(tmp_path.glob("torchrelay-jobs-*")))
+
+        if warm:
+            await until(lambda: servers() == 2, seconds=20)
+        slot.stop_idle_searches()
+        assert servers() == 1 + warm
         await slot.close()
         assert list(tmp_path.glob("torchrelay-jobs-*")) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,7 @@ def _find(ask, place, task, do="", sleep="0", crash="", leave="exit"):
         ask(tuning_queries.CandidateAttempt(task.id, name))
         if name in crash:
             if leave == "wait":
-                time.sleep(1000)
+                signal.pause()
             os._exit(9)
         timings.append(records.Timing(name, 1.0 + len(timings), 1.0, 4.0, 10))
     time.sleep(float(sleep))
@@ -111,7 +112,7 @@ def _die(ask, place, task, do):
 
 
 def _hang(ask, place, task, do):
-    time.sleep(1000)
+    signal.pause()
 
 
 SEARCHES = {"find": _find, "unfit": _unfit, "raise": _raise, "die": _die, "hang": _hang}
@@ -218,7 +219,7 @@ def hang(workdir, progress):
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"], check=True)
     progress("inductor", "hanging")
-    time.sleep(1000)
+    signal.pause()
 
 
 def leave_behind(workdir, progress):
@@ -253,7 +254,7 @@ def fill_disk(workdir, progress):
 def swarm(workdir, progress):
     for _ in range(1000):
         subprocess.Popen(["sleep", "1000"])
-    time.sleep(1000)
+    signal.pause()
 
 
 def chatter(workdir, progress, times):
@@ -276,7 +277,7 @@ def garbage(workdir, progress, body="ffffffff", announced=None):
                 os.write(fd, (announced or len(data)).to_bytes(4, "little") + data + b"nonsense" * 10)
             except OSError:
                 continue
-    time.sleep(1000)
+    signal.pause()
 
 
 def refuse(workdir, progress):

@@ -70,7 +70,7 @@ def leave_traces(workdir, kernels, name):
             Path(folder, name).write_text("a trace")
         except OSError:
             continue
-    _libc().shmget(int(name, 16), 4096, 0o1666)
+    libc().shmget(int(name, 16), 4096, 0o1666)
     closed = workdir / "closed"
     closed.mkdir()
     (closed / name).write_text("a trace")
@@ -83,7 +83,7 @@ def find_traces(workdir, kernels, name):
     """What of an earlier job this one finds."""
     folders = ("/tmp", "/var/tmp", "/dev/shm", os.environ["TMPDIR"], os.environ["HOME"])
     found = [folder for folder in folders if Path(folder, name).exists()]
-    if _libc().shmget(int(name, 16), 0, 0) != -1:
+    if libc().shmget(int(name, 16), 0, 0) != -1:
         found.append("System V shared memory")
     return msgspec.json.encode(found)
 
@@ -264,7 +264,7 @@ def open_the_server(facts):
 
 
 def attach_shared_memory_of_others(facts):
-    shmat = _libc().shmat
+    shmat = libc().shmat
     shmat.restype = ctypes.c_void_p
     if shmat(facts["segment"], None, _SHM_RDONLY) == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
@@ -310,14 +310,14 @@ def _outcomes(facts):
 
 
 def _called(name, *arguments):
-    result = getattr(_libc(), name)(*arguments)
+    result = getattr(libc(), name)(*arguments)
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
 
 
-def _libc():
+def libc():
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import psutil
 from torchrelay.compiler.request import schema
 from torchrelay.workers.pool import PoolSettings, WorkerPool, WorkersBusy
+from waiting import until
 
 T = TypeVar("T")
 
@@ -36,11 +37,13 @@ class EmbeddedPool:
 
 async def compile_when_idle(pool: WorkerPool, request: bytes, **rest: Any) -> bytes:
     """As a dispatcher does, which leaves a compile in the queue until a worker is idle."""
-    while True:
-        try:
+
+    async def compiled() -> bytes | None:
+        with contextlib.suppress(WorkersBusy):
             return await pool.compile(request, **rest)
-        except WorkersBusy:
-            await asyncio.sleep(0.05)
+        return None
+
+    return await until(compiled, seconds=600, pause=0.05)
 
 
 def started_since(before: set[psutil.Process]) -> set[psutil.Process]:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from torchrelay.workers.process.process_tree import descendants, kill_below
 
-HOLDS = "import sys, time; held = bytearray(b'x') * (1 << 30); print('on', flush=True); time.sleep(600)"
+HOLDS = "import signal, sys; held = bytearray(b'x') * (1 << 30); print('on', flush=True); signal.pause()"
 """The kernel takes some tenths of a second to end a process of 1 GiB."""
 
 
@@ -37,7 +37,7 @@ def test_what_is_marked_is_killed_and_nothing_else(large: subprocess.Popen[bytes
 
 def test_what_is_below_a_marked_process_is_killed_whatever_its_own_environment_says() -> None:
     """A program that sets its title writes over what its environment was."""
-    inner = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)"]
+    inner = [sys.executable, "-c", "import signal; print('on', flush=True); signal.pause()"]
     outer = f"import subprocess; subprocess.run({inner}, env={{}})"
     environment = {**os.environ, "HOLDER": "this"}
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, env=environment) as process:

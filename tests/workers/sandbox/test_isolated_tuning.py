@@ -29,7 +29,7 @@ def product() -> schema.GraphRequest:
         requests.append(capture(gm, examples, mode="max-autotune", options={}).request)
         return gm.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(torch.bmm, backend=backend)(torch.randn(SIZES[0]), torch.randn(SIZES[1]))
     return requests[0]
 

@@ -86,8 +86,8 @@ class World:
             listener.bind(family_address)
             listener.listen()
         stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(str(folder / "datagrams"))
-        self.segment = intruder._libc().shmget(0, 4096, 0o1600)
-        stack.callback(intruder._libc().shmctl, self.segment, 0, None)
+        self.segment = intruder.libc().shmget(0, 4096, 0o1600)
+        stack.callback(intruder.libc().shmctl, self.segment, 0, None)
 
     def facts(self, ready):
         return {
@@ -191,7 +191,7 @@ def test_a_job_leaves_no_trace_for_the_next_nor_on_the_machine(world, form):
     segments = Path("/proc/sysvipc/shm").read_text().split("\n")[1:]
     ours = [line.split()[1] for line in segments if line and int(line.split()[0]) == int(name, 16)]
     for segment in ours:
-        intruder._libc().shmctl(int(segment), 0, None)
+        intruder.libc().shmctl(int(segment), 0, None)
     assert (found, left, ours) == ([], [], [])
 
 

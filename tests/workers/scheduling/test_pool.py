@@ -222,7 +222,7 @@ class Unanswered:
     async def __call__(self, question):
         self.asked.set()
         try:
-            await asyncio.sleep(1000)
+            await asyncio.Event().wait()
         finally:
             self.over.set()
 
@@ -243,7 +243,7 @@ def test_a_server_that_dies_over_an_open_question_leaves_nobody_at_the_answer(se
     unanswered = Unanswered()
     job = service.compile("inquire", how="in turn", sizes=[2], wait=1000, on_query=unanswered)
     assert unanswered.asked.wait(20)
-    (busy,) = [slot for slot in service.pool._slots.all.values() if slot.state == "busy"]
+    (busy,) = [slot for slot in service.pool.slots.all.values() if slot.state == "busy"]
     os.kill(busy.ready.pid, signal.SIGKILL)
     with pytest.raises(CompileKilled, match="lost its job"):
         job.result(30)

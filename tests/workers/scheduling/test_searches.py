@@ -137,7 +137,7 @@ def test_a_worker_compiles_while_it_searches_and_says_so(service):
         )
     )
     assert [job.result(30) for job in both] == [b"artifact"] * 2
-    tasks._over = True
+    tasks.over = True
     searching.result(30)
     assert not any(w.searching for w in service.pool.workers())
 
@@ -150,7 +150,7 @@ def test_a_device_is_searched_by_one_at_a_time(service):
     with pytest.raises(Overloaded, match="is being searched"):
         service.search(Tasks(), lane).result(30)
     service.search(Tasks(problem(2)), other).result(60)
-    tasks._over = True
+    tasks.over = True
     searching.result(30)
 
 
@@ -256,7 +256,7 @@ def test_a_lost_worker_is_told_apart_from_a_searcher_that_died(service):
 
 
 def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(service, tmp_path):
-    (tmp_path / "script.py").write_text("import time; time.sleep(600)")
+    (tmp_path / "script.py").write_text("import signal; signal.pause()")
     order = TrainOrder(
         job=uuid.uuid4().hex[:16],
         namespace="default",
@@ -278,7 +278,7 @@ def test_nothing_is_measured_where_a_training_job_runs_and_compiles_go_on(servic
             service.search(Tasks(), worker=service.pool.workers()[0].id).result(10)
         assert service.compile("answer").result(30) == b"artifact"
         service.submit(service.pool.training.cancel(order.job)).result(30)
-        wait_until(lambda: not service.pool._slots.rank_devices, 60)
+        wait_until(lambda: not service.pool.slots.rank_devices, 60)
         assert len(service.lanes()) == 2
     finally:
         service.submit(service.pool.training.forget(order.job)).result(60)

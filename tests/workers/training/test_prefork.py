@@ -162,10 +162,10 @@ def test_what_it_starts_ends_with_it_and_its_signal_is_told(
     owned: server.PreforkProcess, tmp_path: Path
 ) -> None:
     script = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys
 child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 print(child.pid, flush=True)
-os.kill(os.getpid(), 9) if sys.argv[1] == "die" else time.sleep(1000)
+os.kill(os.getpid(), 9) if sys.argv[1] == "die" else signal.pause()
 """
     for what, stop in (("die", None), ("stay", "stop"), ("stay", "kill"), ("stay", "leave")):
         process = RankProcess(launch(tmp_path, script, what), 0, 0, warm=owned.path)
@@ -237,7 +237,7 @@ def test_another_environment_or_program_starts_cold(
 def test_where_no_warm_process_is_or_it_ends_or_hangs_ranks_start_cold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_WARM_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "WARM_SECONDS", 0.5)
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -39,7 +39,7 @@ _MOST_MESSAGE = 1 << 20
 _MOST_LINES = 500
 """Lines of one Log."""
 _LAST_LINES = 20
-_WARM_SECONDS = 60.0
+WARM_SECONDS = 60.0
 """The longest that a warm process may take to fork a rank."""
 _LAUNCH_SECONDS = 10.0
 
@@ -90,7 +90,7 @@ class RankProcess:
         try:
             connection = _connected(warm) if warm else None
             if connection is not None:
-                self._cold_at = time.monotonic() + _WARM_SECONDS
+                self._cold_at = time.monotonic() + WARM_SECONDS
                 self._listen(connection)
             else:
                 self._start()

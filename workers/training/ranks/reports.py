@@ -53,7 +53,7 @@ class ReportSender:
         self._unstored: deque[RankReport] = deque()
         """Sent, but not acknowledged."""
         self._call: Any = None
-        self._next = 0.0
+        self.next_send = 0.0
         self._stop = -1.0
         self._received = b""
         self._relay: socket.socket | None = None
@@ -74,12 +74,12 @@ class ReportSender:
         """Send what waits, and take the answers that there are; the `stop` of the driver's last StopOrder. Raises
         DriverLost, RayError."""
         if self._relay is not None:
-            if self._waiting and time.monotonic() >= self._next:
-                self._next = time.monotonic() + _TO_RELAY_SECONDS
+            if self._waiting and time.monotonic() >= self.next_send:
+                self.next_send = time.monotonic() + _TO_RELAY_SECONDS
                 self._to_relay()
             self._take_answers(wait=False)
-        elif self._answered() and time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._seconds
+        elif self._answered() and time.monotonic() >= self.next_send:
+            self.next_send = time.monotonic() + self._seconds
             self._to_driver()
         return self._stop
 

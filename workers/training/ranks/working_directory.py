@@ -26,7 +26,7 @@ class WorkingDirectory:
 
     def __init__(self, folder: Path, lock: int) -> None:
         self._folder = folder
-        self._lock = lock
+        self.lock = lock
         self.path = folder / "work"
 
     @classmethod
@@ -72,11 +72,11 @@ class WorkingDirectory:
     def close(self) -> None:
         """Unlock it; the last one removes it."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(self._folder)
         except BlockingIOError:
             pass
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 def _remove(folder: Path) -> None:

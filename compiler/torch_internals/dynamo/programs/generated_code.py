@@ -18,7 +18,7 @@ from typing import Any
 
 from ...patching import replace
 
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 """Limit for one program; what is more is compiled at each start."""
 
 
@@ -66,7 +66,7 @@ def only_from(folder: Path) -> Iterator[None]:
 def write(collected: Mapping[str, CodeType]) -> dict[str, bytes]:
     """The bytecode for `known`, as much as has room."""
     found: dict[str, bytes] = {}
-    room = _MOST_BYTES
+    room = MOST_BYTES
     for digest, code in collected.items():
         data = marshal.dumps(code)
         if len(data) <= room:

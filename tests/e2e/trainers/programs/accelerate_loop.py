@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 
 def losses(**arguments: Any) -> list[float]:
     AcceleratorState._reset_state(reset_partial_state=True)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     set_seed(0)
     accelerator = Accelerator(cpu=True, **arguments)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))

@@ -24,7 +24,7 @@ class Regression(nn.Module):
 
 def trainer(**arguments: Any) -> Trainer:
     set_seed(0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     rows = [{"rows": row, "labels": row[:1]} for row in torch.randn(12, 6)]
     told = TrainingArguments(
         output_dir=".",

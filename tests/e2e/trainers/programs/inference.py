@@ -64,17 +64,17 @@ if __name__ == "__main__":
     found: dict[str, Any] = {}
     if sys.argv[1] == "generate":
         found["inductor"] = generated("inductor")
-        torch._dynamo.reset()
+        torch.compiler.reset()
         found["named"] = generated("torchrelay")
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torchrelay.enable()
         found["enabled"] = generated("inductor")
     else:
         found["inductor"] = denoised(fullgraph=True)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torchrelay.enable()
         found["enabled"] = denoised(fullgraph=True)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         found["named"] = denoised(backend="torchrelay", fullgraph=True)
     report = torchrelay.report()
     found["served"] = [report.misses, report.hits + report.disk_hits]

@@ -42,7 +42,7 @@ class Regression(lightning.LightningModule):
 
 
 def begin() -> Tensor:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     lightning.seed_everything(0, verbose=False)
     return torch.randn(12, 6)
 

@@ -14,7 +14,7 @@ from torchtune.training import compile_loss, compile_model
 
 def losses(backend: str) -> list[float]:
     os.environ["TORCH_COMPILE_BACKEND"] = backend
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(0)
     model = llama2(vocab_size=32, num_layers=2, num_heads=2, num_kv_heads=2, embed_dim=16, max_seq_len=8)
     compile_model(model, verbose=False)
