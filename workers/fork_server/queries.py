@@ -31,7 +31,7 @@ WAIT_SECONDS = 10.0
 REST_SECONDS = 30.0
 """After a query without a reply the job sends none for so long: a search of a hundred problems must not wait a hundred
 times for a service that is down."""
-_UNREAD_BYTES = 16 << 20
+UNREAD_BYTES = 16 << 20
 """Replies that a job has not read yet; the largest has some 4 MiB (256 entries)."""
 
 
@@ -52,7 +52,7 @@ class QueryClient:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._frames = FrameDecoder(QueryReply)
-        self._asked = 0
+        self._sent = 0
         self._open: set[int] = set()
         self._rests_until = 0.0
 
@@ -65,7 +65,7 @@ class QueryClient:
         with self._lock:
             if time.monotonic() < self._rests_until:
                 raise Unavailable("the service did not answer a moment ago")
-            if self._asked >= self._most or len(self._open) >= OPEN_QUERY_LIMIT:
+            if self._sent >= self._most or len(self._open) >= OPEN_QUERY_LIMIT:
                 raise Unavailable("this job has asked as much as it may")
             answer = self._exchange(data)
             if not answer:
@@ -80,8 +80,8 @@ class QueryClient:
     def _exchange(self, question: bytes) -> bytes:
         """The answer, or b'' if none comes in time."""
         until = time.monotonic() + WAIT_SECONDS
-        self._asked += 1
-        own = self._asked
+        self._sent += 1
+        own = self._sent
         self._open.add(own)
         self._send(JobQuery(own, question))
         poll = select.poll()
@@ -107,14 +107,14 @@ class QueryRelay:
     def __init__(self, pipe: int, most: int = COMPILE_QUERY_LIMIT) -> None:
         self._pipe = pipe
         self._most = most
-        self._asked = 0
+        self._received = 0
         self._open: set[int] = set()
         self._unread = bytearray()
 
     def ask(self, query: JobQuery) -> None:
         """Check `query`. Raises BadFrame for one that no QueryClient sends."""
-        self._asked += 1
-        if self._asked > self._most:
+        self._received += 1
+        if self._received > self._most:
             raise BadFrame(f"more than {self._most} questions")
         if query.id in self._open or len(self._open) >= OPEN_QUERY_LIMIT:
             raise BadFrame("a question before earlier ones were answered")
@@ -125,7 +125,7 @@ class QueryRelay:
         if reply.id not in self._open:
             return
         self._open.remove(reply.id)
-        if len(self._unread) + len(reply.answer) <= _UNREAD_BYTES:
+        if len(self._unread) + len(reply.answer) <= UNREAD_BYTES:
             self._unread += encode(reply)
             self.flush()
 

@@ -44,7 +44,7 @@ class Autoscaling:
         self._retire = retire
         self._worked: dict[str, float] = {}
         """When each node last had work, by the event loop's clock."""
-        self._asked = settings.autoscale_idle_seconds > 0  # a process before this one may have left a request
+        self._asks = settings.autoscale_idle_seconds > 0  # a process before this one may have left a request
 
     async def adjust(self, nodes: Sequence[RayNode], overdue: Mapping[str, int]) -> None:
         """overdue: compiles that wait for a slot, by the kind of device. Raises Unavailable."""
@@ -57,15 +57,15 @@ class Autoscaling:
             if waiting[slot.kind] or searches:
                 self._wake(slot)
         bundles = self._bundles(nodes, waiting - Counter(slot.kind for slot in resting))
-        if bundles or self._asked:
+        if bundles or self._asks:
             await self._cluster.request(bundles)
-            self._asked = bool(bundles)
+            self._asks = bool(bundles)
         if not waiting and not searches:
             await self._let_rest()
 
     async def end(self) -> None:
         """Take back what was asked for."""
-        if self._asked:
+        if self._asks:
             with contextlib.suppress(Unavailable):
                 await self._cluster.request([])
 

@@ -83,12 +83,12 @@ class JobDriverActor:
         self._folder = Path(folder)
         self._journal = JobJournal(self._folder)
         self._lock = threading.Condition()
-        self._order: TrainOrder | None = None
+        self._train_order: TrainOrder | None = None
         self._attempt: RankAttempt | None = None
         self._numbered = self._unstarted = 0
         self._reported: dict[tuple[int, int], int] = {}
         """The last report of each attempt's rank. A driver that starts again needs none: its ranks end with it."""
-        self._held: list[RankDevice] = []
+        self._devices: list[RankDevice] = []
         self._controller: Any = None
         self._stop = StopOrder()
         self._stopped = -1.0
@@ -144,7 +144,7 @@ class JobDriverActor:
 
     def events(self, after: int, seconds: float) -> bytes | None:
         """Events past number `after`, encoded; None if this driver has no order (any more)."""
-        if self._order is None and self._journal.ended is None:
+        if self._train_order is None and self._journal.ended is None:
             return None
         return msgspec.msgpack.encode(self._journal.after(after, seconds))
 
@@ -162,7 +162,7 @@ class JobDriverActor:
     def held(self) -> bytes:
         """The devices that its ranks hold: a list of RankDevice, encoded."""
         with self._lock:
-            return msgspec.msgpack.encode(self._held)
+            return msgspec.msgpack.encode(self._devices)
 
     def close(self) -> None:
         """End at once."""
@@ -191,7 +191,7 @@ class JobDriverActor:
             self._numbered = number + 1
             self._attempt = RankAttempt(number, world_size)
             self._reported = {of: last for of, last in self._reported.items() if of[0] >= number - 1}
-            self._held = [RankDevice(node, gpus) for node, gpus in sorted(set(devices))]
+            self._devices = [RankDevice(node, gpus) for node, gpus in sorted(set(devices))]
             if not self._cancelled:
                 self._order_ranks(StopOrder())
             return number
@@ -222,7 +222,7 @@ class JobDriverActor:
     def _failed(self, cause: str, error: str) -> None:
         """Its ranks will start again, or fail for good if their script ended before any step twice in a row."""
         with self._lock:
-            self._held = []
+            self._devices = []
             attempt, why = self._attempt, self._why(error)
             own = attempt.own_error() if attempt and not cause and not self._journal.stepped else ""
             again = own != "" and own == self._saved.error and not self._cancelled
@@ -237,9 +237,9 @@ class JobDriverActor:
 
     def _not_started(self, error: str) -> None:
         """Workers failed before their ranks started: for good if requirements cannot be installed, or too often."""
-        assert self._order is not None
+        assert self._train_order is not None
         self._unstarted += 1
-        if _of_requirements(error) or self._unstarted > self._order.spec.retries + _UNSTARTED:
+        if _of_requirements(error) or self._unstarted > self._train_order.spec.retries + _UNSTARTED:
             self._detail = _unstarted(error)
             self._abandon_soon()
         else:
@@ -261,18 +261,18 @@ class JobDriverActor:
         self._set_state("recovering", "the number of ranks changes")
         with self._lock:
             self._lock.wait_for(lambda: not attempt.running, RESIZE_SECONDS + 5)
-            self._held = []
+            self._devices = []
 
     # --- for ranks' workers ----------------------------------------------------------------------------
 
     def order(self) -> bytes:
         """The order without its package."""
-        assert self._order is not None
-        return msgspec.msgpack.encode(msgspec.structs.replace(self._order, package=b""))
+        assert self._train_order is not None
+        return msgspec.msgpack.encode(msgspec.structs.replace(self._train_order, package=b""))
 
     def package(self) -> bytes:
-        assert self._order is not None
-        return self._order.package
+        assert self._train_order is not None
+        return self._train_order.package
 
     def warm_process(self, node: str) -> str:
         """The socket of the process on `node` from which ranks are forked; '' if there is none."""
@@ -316,7 +316,7 @@ class JobDriverActor:
 
     def _take(self, train_order: TrainOrder) -> None:
         """Run `order` in a thread, unless the job has ended. The lock is held, as two gateways may call `begin`."""
-        self._order = train_order
+        self._train_order = train_order
         if self._journal.ended is not None:
             return
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"fit {train_order.job}")
@@ -349,16 +349,16 @@ class JobDriverActor:
         self._journal.restarts += 1
 
     def _run(self) -> None:
-        assert self._order is not None
+        assert self._train_order is not None
         again = self._journal.attempts > 0
         if again:
             self._journal.restarts += 1
         self._set_state(
             "recovering" if again else "starting", "its driver was started again" if again else ""
         )
-        self._warm_up(self._order)
+        self._warm_up(self._train_order)
         try:
-            state, detail = self._fit(self._order)
+            state, detail = self._fit(self._train_order)
         except Exception as error:  # the job's end must be recorded
             state, detail = "failed", f"its driver failed: {type(error).__name__}: {error}"
         if self._deadline is not None:
@@ -370,7 +370,7 @@ class JobDriverActor:
         self._end_warm()
         with self._lock:
             self._over = True
-            self._held = []
+            self._devices = []
 
     def _fit(self, train_order: TrainOrder) -> tuple[TrainState, str]:
         from ray.exceptions import RayActorError, RayError
@@ -431,8 +431,8 @@ class JobDriverActor:
 
     def _watch_time(self) -> None:
         """Start the job's time limit, which counts from when all ranks first ran."""
-        assert self._order is not None
-        seconds = self._order.spec.timeout_seconds
+        assert self._train_order is not None
+        seconds = self._train_order.spec.timeout_seconds
         if not seconds or self._deadline is not None:
             return
         with self._lock:
