@@ -115,22 +115,6 @@ def test_a_compile_whose_searches_wait_goes_on_elsewhere_and_nothing_is_measured
     assert sum(counts.values()) <= PROBLEMS + 2, "at most what each of two devices was measuring"
 
 
-def test_a_gateway_that_comes_back_goes_on_by_itself(start: Start, measured: Path) -> None:
-    one = start()
-    with one.http() as http:
-        job = begun(http, *problems())
-        wait_until(lambda: len(have(http, job)) >= 3, seconds=60)
-        before = have(http, job)
-    one.kill()
-    at_death = len(lines(measured))
-    again = start()
-    with again.http() as http:
-        done = ended(http, job)
-        assert _found(done["items"]) == ALL
-        assert len(have(http, job)) == ALL
-    assert before.isdisjoint(lines(measured)[at_death:])
-
-
 def test_redis_is_killed_and_comes_back_with_what_it_had(
     start_gateway: StartGateway, redis_server: RedisServer
 ) -> None:

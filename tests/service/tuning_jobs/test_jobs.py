@@ -86,12 +86,6 @@ def test_what_is_known_is_not_measured_again(http: httpx2.Client, pool: Searchin
     assert known.known and not known.timings
 
 
-def test_a_job_is_begun_once_however_often_it_is_sent(http: httpx2.Client) -> None:
-    name = "0123456789abcdef"
-    assert {begun(http, operator(16), id=name) for _ in range(3)} == {name}
-    assert len(http.get("/v1/tunes").json()["jobs"]) == 1
-
-
 def test_exhaustive_problems_are_searched_so(http: httpx2.Client, pool: SearchingPool) -> None:
     ended(http, begun(http, operator(16, space="exhaustive")))
     assert sorted(pool.searchers.spaces) == ["default", "default", "exhaustive"]
@@ -289,14 +283,6 @@ def test_a_job_belongs_to_its_namespace(http: httpx2.Client, gateway: Running) -
         assert ended(eve, other)["state"] == "done"
     ended(http, name)
     assert len(http.get("/v1/tunes").json()["jobs"]) == 1
-
-
-def test_too_many_open_jobs_are_refused(http: httpx2.Client, pool: SearchingPool) -> None:
-    pool.searchers.go.clear()
-    for _ in range(32):
-        begun(http, operator(16))
-    assert refused(http, operator(16))[0] == "overloaded"
-    pool.searchers.go.set()
 
 
 def test_the_oldest_jobs_that_have_ended_make_room(

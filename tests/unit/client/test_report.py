@@ -14,7 +14,6 @@ import pytest
 import torchrelay
 from msgspec.structs import replace
 from torchrelay.clients.reports.run_report import (
-    STAGES,
     FallbackWarning,
     GraphRecord,
     RefusedOperator,
@@ -33,14 +32,6 @@ from torchrelay.compiler.errors import (
     SignatureError,
     Unsupported,
 )
-
-
-def test_a_new_report_is_all_zeros() -> None:
-    found = RunReport().snapshot()
-    assert (found.hits, found.disk_hits, found.misses, found.coalesced) == (0, 0, 0, 0)
-    assert (found.shared, found.prefetched, found.fallbacks, found.alone) == (0, 0, {}, {})
-    assert found.seconds == dict.fromkeys(STAGES, 0.0)
-    assert found.graphs == ()
 
 
 def test_each_outcome_counts_in_its_own_place() -> None:
@@ -201,12 +192,6 @@ def test_a_stale_program_is_an_error_only_where_a_filter_names_its_warning(
         warnings.simplefilter("error", category)
         with pytest.raises(StaleProgramWarning) if raised else contextlib.nullcontext():
             RunReport().program_checked("net.forward", "constants")
-
-
-def test_two_reports_warn_apart() -> None:
-    for _ in range(2):
-        with pytest.warns(FallbackWarning):
-            RunReport().warn_once(GatewayUnreachable("gone"))
 
 
 def test_timed_adds_up_even_when_the_block_raises() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kineto import ADD, ALL_REDUCE, GEMM, SGEMM, Trace
 from torchrelay.clients.reports.profiling import kineto_trace
-from torchrelay.clients.reports.profiling.advice import THRESHOLDS, Advice, advice, of_steps
+from torchrelay.clients.reports.profiling.advice import Advice, advice, of_steps
 from torchrelay.clients.reports.profiling.memory_timeline import TensorSnapshot
 from torchrelay.clients.reports.profiling.summary import ProfileContext, ProfileSummary, summarize
 
@@ -209,10 +209,3 @@ def test_steps_alone_tell_of_waiting_and_uneven_ranks() -> None:
     (found,) = of_steps({0: [1.0], 1: [1.0], 2: [1.5]}, {})
     assert (found.rule, found.ranks) == ("uneven", [2])
     assert of_steps({}, {}) == []
-
-
-def test_every_threshold_is_a_rules() -> None:
-    assert set(THRESHOLDS) == {
-        "loader", "tensor_cores", "small", "tiny", "uneven", "communication", "waits", "memory", "pageable",
-        "optimizer", "compiles",
-    }  # fmt: skip
