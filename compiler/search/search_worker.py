@@ -148,14 +148,14 @@ class SearchWorker:
         self._max_held = max_held
         self._progress = progress
         self._queries = 0
-        self.over = False
+        self._over = False
         self._next_request = -math.inf
         """After an empty answer, no more tasks are requested before this time, as long as any is held."""
         self._prepared: list[_PreparedTask] = []
 
     def run(self) -> None:
         self._executor.warm_up()
-        while not self.over or self._prepared:
+        while not self._over or self._prepared:
             self._take_tasks()
             if not self._prepared:
                 continue
@@ -170,11 +170,11 @@ class SearchWorker:
                 self._prepared[0].seconds += time.monotonic() - since
 
     def _take_tasks(self) -> None:
-        while not self.over and len(self._prepared) < self._max_held:
+        while not self._over and len(self._prepared) < self._max_held:
             if self._prepared and time.monotonic() < self._next_request:
                 return
             batch = self._request_tasks()
-            self.over = batch.over or self._queries >= MAX_QUERIES
+            self._over = batch.over or self._queries >= MAX_QUERIES
             if not batch.tasks:
                 self._next_request = time.monotonic() + REQUEST_SECONDS
             for task in batch.tasks:

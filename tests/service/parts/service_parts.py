@@ -261,12 +261,12 @@ class ArtifactPool:
         return packed[:-10] if self.corrupt else packed
 
     async def _answered(self, question: bytes, on_query: Callable[[bytes], Awaitable[bytes]]) -> bytes:
-        async def answer() -> bytes | None:
-            found = await on_query(question)
-            waits = self.patient and decoding.from_msgpack(found, type=queries.KnownEntries).open
-            return None if waits else found
+        async def answered() -> tuple[bytes] | None:
+            answer = await on_query(question)
+            waits = self.patient and decoding.from_msgpack(answer, type=queries.KnownEntries).open
+            return None if waits else (answer,)
 
-        return await until(answer, seconds=600)
+        return (await until(answered, seconds=600))[0]
 
 
 def busy_pool() -> ArtifactPool:

@@ -38,12 +38,12 @@ class EmbeddedPool:
 async def compile_when_idle(pool: WorkerPool, request: bytes, **rest: Any) -> bytes:
     """As a dispatcher does, which leaves a compile in the queue until a worker is idle."""
 
-    async def compiled() -> bytes | None:
+    async def compiled() -> tuple[bytes] | None:
         with contextlib.suppress(WorkersBusy):
-            return await pool.compile(request, **rest)
+            return (await pool.compile(request, **rest),)
         return None
 
-    return await until(compiled, seconds=600, pause=0.05)
+    return (await until(compiled, seconds=600, pause=0.05))[0]
 
 
 def started_since(before: set[psutil.Process]) -> set[psutil.Process]:

@@ -33,7 +33,7 @@ class Tasks:
 
     def __init__(self, *problems, over=True):
         self._left = [queries.TuningTask(id=f"t{i}", problem=each) for i, each in enumerate(problems)]
-        self._over = over
+        self.over = over
         self.asked = []
 
     async def __call__(self, question):
@@ -41,9 +41,9 @@ class Tasks:
         self.asked.append(asked)
         if isinstance(asked, queries.TaskRequest):
             tasks = [self._left.pop(0)] if self._left else []
-            if not tasks and not self._over:
+            if not tasks and not self.over:
                 await asyncio.sleep(0.5)
-            over = not tasks and self._over and not asked.holding
+            over = not tasks and self.over and not asked.holding
             return msgspec.msgpack.encode(queries.TaskBatch(tasks, over))
         return msgspec.msgpack.encode(queries.KnownEntries([]))
 
