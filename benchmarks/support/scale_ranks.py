@@ -47,7 +47,7 @@ class MeasuredDriver(JobDriverActor):
 
     def ready(self, order: bytes) -> int:
         """Its process."""
-        self._order = decoding.from_msgpack(order, type=TrainOrder)
+        self._train_order = decoding.from_msgpack(order, type=TrainOrder)
         return os.getpid()
 
     def record(self, attempt: int, reports: bytes) -> bytes:
