@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "parts" / "ranks.py"
 
 @contextlib.contextmanager
 def torchrun(
-    folder: Path, ranks: int, *arguments: str, script: Path = SCRIPT, **environment: str
+    folder: Path, ranks: int, *arguments: str, script: Path = SCRIPT, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
     folder.mkdir()
     environment = {
@@ -71,7 +71,7 @@ def test_two_ranks_make_one_request_load_one_artifact_and_train_as_locally(
     service: PrivateService, tmp_path: Path
 ) -> None:
     before = service.stats()
-    with torchrun(tmp_path / "job", 2, **service.environment) as agent:
+    with torchrun(tmp_path / "job", 2, environment=service.environment) as agent:
         found = results(tmp_path / "job", 2, agent)
     after = service.stats()
     graphs = len(found[0]["keys"])
@@ -88,7 +88,7 @@ def test_the_gateway_dies_between_the_first_rank_and_the_others(tmp_path: Path) 
     with PrivateService(tmp_path / "service", arguments=("--cpu-slots", "1")) as service:
         guard = psutil.Process(service.pid)
         folder = tmp_path / "job"
-        with torchrun(folder, 4, "LATE", **service.environment) as agent:
+        with torchrun(folder, 4, "LATE", environment=service.environment) as agent:
             wait_until((folder / "begun-0").exists, 120)
             (gateway,) = (p for p in guard.children() if "torchrelay.service" in p.cmdline())
             gateway.kill()
@@ -125,7 +125,7 @@ def test_ranks_that_no_torchrun_started_agree_through_their_process_groups_store
 
 @pytest.mark.slow
 def test_what_one_rank_could_not_have_no_rank_has(tmp_path: Path) -> None:
-    with torchrun(tmp_path / "job", 4, TORCHRELAY_URL="http://127.0.0.1:1") as agent:
+    with torchrun(tmp_path / "job", 4, environment={"TORCHRELAY_URL": "http://127.0.0.1:1"}) as agent:
         found = results(tmp_path / "job", 4, agent)
     assert {outcome for rank in found for outcome in rank["outcomes"]} == {"fallbackgateway_unreachable"}
 
@@ -135,7 +135,7 @@ def test_what_one_rank_cannot_load_no_rank_loads(service: PrivateService, tmp_pa
     if subprocess.run(["unshare", "--user", "--mount", "--map-root-user", "true"]).returncode:
         pytest.skip("this machine lets nobody mount a file system in a user namespace")
     before = service.stats()["requests"]
-    with torchrun(tmp_path / "job", 2, "LATE", "NOEXEC", **service.environment) as agent:
+    with torchrun(tmp_path / "job", 2, "LATE", "NOEXEC", environment=service.environment) as agent:
         wait_until(lambda: service.stats()["requests"] > before, 120)  # rank 0, which can load it, leads
         (tmp_path / "job" / "go").touch()
         found = decisions(tmp_path / "job", 2, agent)

@@ -58,7 +58,7 @@ def asked_by_ranks(folder: Path, **more: str) -> dict[str, list[str]]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launcher, str(HERE / "real_ranks.py"), str(folder)],
-        env=environment(folder, PYTHONWARNINGS="ignore", **more),
+        env=environment(folder) | {"PYTHONWARNINGS": "ignore"} | more,
         capture_output=True,
         text=True,
         timeout=500,

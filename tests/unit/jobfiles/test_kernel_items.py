@@ -66,7 +66,14 @@ def open_ended(x_ptr, BLOCK: tl.constexpr):
 def plain(x):
     return x
 """
-LINES = {(): 4, ("kernel",): 4, ("arguments",): 6, ("arguments", "m"): 7, ("grid",): 9, ("tune",): 10}
+LINES: dict[tuple[str | int, ...], int] = {
+    (): 4,
+    ("kernel",): 4,
+    ("arguments",): 6,
+    ("arguments", "m"): 7,
+    ("grid",): 9,
+    ("tune",): 10,
+}
 SCALE: dict[str, Any] = {
     "kernel": "some_kernels:scale",
     "arguments": {"factor": 2.0, "x_ptr": "f32[1000]", "out_ptr": "f32[1000]", "n": 1000},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import psutil
 import pytest
@@ -76,6 +76,7 @@ def test_a_copy_that_is_silent_for_too_long_is_killed(fork_server: CleanForkServ
 
 def test_who_stops_listening_ends_the_copy(fork_server: CleanForkServer) -> None:
     begun = fork_server.run(b"hang", lambda: 30)
+    assert isinstance(begun, Generator)
     next(begun)
     begun.close()
     assert list(fork_server.run(b"well", lambda: 30)) == [b"seen 1", b"bye"]

@@ -80,7 +80,7 @@ def refuses(struct: type[msgspec.Struct]) -> bool:
     config = struct.__struct_config__
     if config.array_like:
         return config.forbid_unknown_fields
-    message = {"of_the_next_release": [1]}
+    message: dict[str, object] = {"of_the_next_release": [1]}
     if config.tag is not None:
         message = {config.tag_field: config.tag, **message}
     try:

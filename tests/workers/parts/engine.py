@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from torchrelay.compiler import decoding
@@ -202,7 +204,12 @@ def _raw(ask, queries, then="ignore"):
     return "done"
 
 
-QUESTIONS = {"in turn": _in_turn, "in threads": _in_threads, "in a copy": _in_a_copy, "raw": _raw}
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "in turn": _in_turn,
+    "in threads": _in_threads,
+    "in a copy": _in_a_copy,
+    "raw": _raw,
+}
 
 
 def problem(size, **settings):
