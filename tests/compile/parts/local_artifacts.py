@@ -91,7 +91,7 @@ class LocalBackend:
             except SizesDiffer:
                 compiled = self._loaded(wanted.with_exact_sizes())
         except SpecializeInputs as error:
-            raise backend_interface.restart_analysis(captured.floats[p] for p in error.positions) from None
+            raise backend_interface.restart_analysis([captured.floats[p] for p in error.positions]) from None
         self.graphs += 1
         return captured.bind(compiled)
 

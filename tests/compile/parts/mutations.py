@@ -100,7 +100,7 @@ def annotated(values: dict[str, object]) -> Program:
 
 
 def checkpointed(context: Callable[[], Any] | None = None) -> Program:
-    options = {} if context is None else {"context_fn": context}
+    options: dict[str, Any] = {} if context is None else {"context_fn": context}
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(programs.dropped_out, x, use_reentrant=False, **options)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from types import ModuleType
 
+import pytest
 import torch
 from program_changes import Change
 from program_changes import rows as edits
@@ -109,15 +111,17 @@ def answers(text: str, before: str, after: str, how: str = "traced") -> Change:
     )
 
 
+def an_xpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    monkeypatch.setattr("torch._C._has_xpu", True)
+    monkeypatch.setattr("torch._C._xpu_getDeviceCount", lambda: 1, raising=False)
+    # PyTorch 2.11 asks for it once in a process
+    monkeypatch.setattr("torch.xpu.device_count", inspect.unwrap(torch.xpu.device_count))
+
+
 ANSWERS = {
     "torch.xpu.is_available": Change(
         text="def program(x):\n    return x * 2 if torch.xpu.is_available() else x * 3\n",
-        patch=lambda m, module: (
-            m.setattr("torch._C._has_xpu", True),
-            m.setattr("torch._C._xpu_getDeviceCount", lambda: 1, raising=False),
-            # PyTorch 2.11 asks for it once in a process
-            m.setattr("torch.xpu.device_count", inspect.unwrap(torch.xpu.device_count)),
-        ),
+        patch=an_xpu,
     ),
     "id of a function": Change(
         text="def helper():\n    pass\n\n\ndef program(x):\n    return x * 2 if id(helper) > 7 else x * 3\n",

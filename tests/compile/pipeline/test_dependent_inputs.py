@@ -38,11 +38,12 @@ def skipping(request: schema.GraphRequest) -> Graph:
             full = torch.zeros_like(partial) if full is None else full
 
             def by_tables(b: Any, h: Any, q: Any, kv: Any, *buffers: Any) -> Any:
-                at = (b.clamp(max=partial.shape[0] - 1), h.clamp(max=partial.shape[1] - 1))
+                at: Any = (b.clamp(max=partial.shape[0] - 1), h.clamp(max=partial.shape[1] - 1))
                 at = (*at, q // mask.block[0], kv // mask.block[1])
                 return full[at] | (partial[at] & args[4][-1](b, h, q, kv, *buffers))
 
-            return super().call_function(target, (*args[:4], (*args[4][:-1], by_tables), *args[5:]), kwargs)
+            score: Any = (*args[4][:-1], by_tables)
+            return super().call_function(target, (*args[:4], score, *args[5:]), kwargs)
 
     return lambda *inputs: ByTables(gm).run(*inputs)
 

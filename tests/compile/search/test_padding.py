@@ -49,11 +49,12 @@ def asked(op: str, choose: Any, *, tunes: bool = True, inner: Sequence[str] = ()
     tensors = [nodes[name].meta["val"] for name in ("mat1", "mat2")]
     more = {"input": nodes["input"].meta["val"]} if "input" in nodes else {}
     match: Any = types.SimpleNamespace(kwargs=nodes)
+    should_pad: Any = pad_mm.should_pad
     with (
         config.inductor_config({"max_autotune_gemm": tunes}),
         padding_candidates.choosing_padding(choose),
     ):
-        return bool(pad_mm.should_pad(match, *tensors, getattr(torch.ops.aten, op), **more))
+        return bool(should_pad(match, *tensors, getattr(torch.ops.aten, op), **more))
 
 
 @pytest.mark.parametrize("op", CASES)

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -28,17 +28,17 @@ def wait_until(
 
 
 async def until(
-    condition: Callable[[], T | Awaitable[T]],
+    condition: Callable[[], Any],
     seconds: float = 60.0,
     *,
     pause: float = 0.02,
     told: Callable[[], object] = str,
-) -> T:
+) -> Any:
     """As `wait_until`, also for what is awaited; the event loop goes on meanwhile."""
     for looked in _looks(condition, seconds, told):
         found = await looked if inspect.isawaitable(looked) else looked
         if found:
-            return cast(T, found)
+            return found
         await asyncio.sleep(pause)
     raise AssertionError
 

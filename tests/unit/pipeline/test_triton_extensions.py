@@ -25,7 +25,7 @@ def compile_module_from_file(src_path: str, name: str, library_dirs: list[str] |
 def _built(source: str, name: str) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = f"/built/{name}.so"
-    module.source = source
+    vars(module)["source"] = source
     return module
 
 

@@ -193,7 +193,7 @@ def test_shared_subgraphs_are_sent_once_in_order_of_first_use() -> None:
         module(torch.ops.higher_order.cond, True, "$s", "$c", "$c2", held=held)
     )
     assert [child.nodes[1].target for child in encoded.subgraphs] == ["torch.sin", "torch.cos"]
-    decoded = decode.decode_graph(encoded, constants, device_index={}, symbols={})
+    decoded: Any = decode.decode_graph(encoded, constants, device_index={}, symbols={})
     assert torch.equal(decoded.subgraph_0(torch.ones(1)), torch.ones(1).sin())
 
 

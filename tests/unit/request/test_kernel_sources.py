@@ -267,7 +267,7 @@ def graph_of(kernel: Any, *, grid: list[Any], constants: dict[str, Any]) -> torc
     made = torch.fx.Graph()
     x, n = made.placeholder("x"), made.placeholder("n")
     size = made.call_function(torch.ops.aten.add.Tensor, (n, 1))
-    call = {
+    call: dict[str, Any] = {
         "kernel_idx": kernel_side_table.register_user_kernel(kernel),
         "constant_args_idx": kernel_side_table.register_user_kernel_constants(constants),
         "grid": [tuple(size if part is None else part for part in triple) for triple in grid],

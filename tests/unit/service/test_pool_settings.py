@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import SecretStr
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.parts.worker_pool import worker_pool
 from torchrelay.workers.pool import PoolSettings, WorkerPool
@@ -16,7 +17,7 @@ def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
     monkeypatch.setattr(WorkerPool, "__init__", lambda self, settings, claims: made.append(settings))
     settings = ServiceSettings(
         ray_address="head:6379",
-        ray_token="t" * 32,
+        ray_token=SecretStr("t" * 32),
         ray_temp_dir="/r",
         cpu_slots=3,
         gpu_slots_per_gpu=2,
