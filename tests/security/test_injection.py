@@ -302,7 +302,7 @@ def test_hostile_parameters_and_reports_are_refused(watch_gateway: Callable[...,
         exercise(http)
         usual = gateway.done()
         for method, path, headers in PARAMETERS:
-            raw = {name: value.encode("latin-1") for name, value in headers.items()}
+            raw: Any = {name: value.encode("latin-1") for name, value in headers.items()}
             answer = http.request(method, path, headers=raw)
             assert 400 <= answer.status_code < 500, (path[:80], answer.status_code)
         for report in REPORTS:

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from request_parts import manifest_of
 from service_parts import NEEDS, TOKEN, RedisServer, queue_and_take
 from torchrelay.compiler.artifact import container
@@ -112,7 +113,7 @@ async def simulate(server: RedisServer, folder: Path, seed: int) -> int:
     settings = ServiceSettings(
         redis_url=server.url,
         state_dir=folder,
-        token=TOKEN,
+        token=SecretStr(TOKEN),
         blob_inline_bytes=INLINE,
         cache_limit_bytes=LIMIT,
     )

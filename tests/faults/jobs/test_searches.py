@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -110,7 +111,7 @@ def pool(loop: asyncio.AbstractEventLoop) -> Iterator[WorkerPool]:
 @asynccontextmanager
 async def site(pool: WorkerPool, server: RedisServer) -> AsyncIterator[Site]:
     await until(lambda: sum(worker.state == "idle" for worker in pool.workers()) >= 2)
-    redis = Redis.from_url(server.url)
+    redis: Any = Redis.from_url(server.url)
     tunings = TuningDatabase(redis, Keys("torchrelay:", "default"), Scripts(redis), limit=1000)
     metrics = GatewayMetrics()
     scheduler = SearchScheduler(pool, metrics, TaskSupervisor(lambda task: None))

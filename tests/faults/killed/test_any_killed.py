@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -161,8 +161,8 @@ class LeaseWatch:
 
     def _look(self, client: redis.Redis) -> None:
         now = time.monotonic()  # before it is asked: what is seen was there at this time or later
-        names = client.keys("torchrelay:lease:*")
-        tokens = client.mget(names) if names else []
+        names: Any = client.keys("torchrelay:lease:*")
+        tokens: Any = client.mget(names) if names else []
         self.slowest = max(self.slowest, time.monotonic() - now)
         for name, token in zip(names, tokens, strict=True):
             if token is not None:

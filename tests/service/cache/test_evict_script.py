@@ -24,7 +24,7 @@ MOST_COMMANDS = 1000
 class Site:
     """Namespaces with entries, without a gateway."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Any) -> None:
         self.redis = redis
         self.scripts = Scripts(redis)
         self._published = 0

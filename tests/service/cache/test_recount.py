@@ -130,7 +130,8 @@ async def put(redis: Redis, scripts: Scripts, keys: Keys, key: str, dice: random
 
 async def counted_while_it_changes(server: RedisServer, seed: int) -> int:
     dice = random.Random(seed)
-    async with Redis(unix_socket_path=str(server.socket)) as redis:
+    client: Any = Redis(unix_socket_path=str(server.socket))
+    async with client as redis:
         scripts = Scripts(redis)
         for number in range(400):
             await put(redis, scripts, dice.choice((KEYS, RED)), f"{number:064x}", dice)
@@ -166,7 +167,8 @@ def test_a_sum_that_changes_while_it_is_counted_is_counted_again(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with Redis(unix_socket_path=str(redis_server.socket)) as redis:
+        client: Any = Redis(unix_socket_path=str(redis_server.socket))
+        async with client as redis:
             scripts, dice = Scripts(redis), random.Random(0)
             for number in range(50):
                 await put(redis, scripts, KEYS, f"{number:064x}", dice)

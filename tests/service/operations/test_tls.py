@@ -124,8 +124,9 @@ def test_what_is_no_certificate_stops_the_start(harm: str, authority: Authority,
     }
     cert, key_file = given[harm]
     settings = ServiceSettings(state_dir=tmp_path / "state", tls_cert_file=cert, tls_key_file=key_file)
+    pool: Any = ArtifactPool()
     with pytest.raises(SettingsError):
-        create_server(settings, ArtifactPool())
+        create_server(settings, pool)
 
 
 def test_an_authority_that_cannot_be_read_is_a_bad_setting(

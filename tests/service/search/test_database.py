@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ ELSEWHERE = msgspec.structs.replace(PLACE, driver="590")
 async def database(
     server: RedisServer, namespace: str = "default", limit: int = 1000
 ) -> AsyncIterator[TuningDatabase]:
-    redis = Redis.from_url(server.url)
+    redis: Any = Redis.from_url(server.url)
     try:
         yield TuningDatabase(redis, Keys("torchrelay:", namespace), Scripts(redis), limit=limit)
     finally:

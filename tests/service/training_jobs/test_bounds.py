@@ -293,7 +293,7 @@ def test_who_does_not_drive_a_job_any_more_takes_nothing_of_it_to_the_blob_store
         tenant = gateway.app.state.gateway.tenants.default
 
         async def archive() -> None:
-            redis = Redis.from_url(redis_server.url)
+            redis: Any = Redis.from_url(redis_server.url)
             elsewhere = LocalStore(tmp_path / "elsewhere", mkdir=True)
             store = TrainingFiles(elsewhere, "default", Installation(redis, Keys("elsewhere:"), elsewhere))
             stale = TrainingJobs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -25,7 +26,8 @@ def room_for_three(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_redis(server: RedisServer, scenario: Callable[[Of], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with Redis(unix_socket_path=str(server.socket)) as redis:
+        client: Any = Redis(unix_socket_path=str(server.socket))
+        async with client as redis:
             scripts = Scripts(redis)
             await scenario(lambda keys: SavedRequests(redis, keys, scripts))
 

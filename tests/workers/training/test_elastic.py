@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from pool_parts import RAY_TOKEN
+from pydantic import SecretStr
 from service_parts import TOKEN, RedisServer, Running, free_port
 from test_lost_nodes import Nodes, nodes  # noqa: F401
 from torchrelay.compiler.api.training import working_directory
@@ -69,11 +70,11 @@ def test_ranks_of_an_elastic_job_wait_for_no_compile_in_whatever_number(nodes: N
     settings = ServiceSettings(
         redis_url=redis.url,
         state_dir=tmp_path / "state",
-        token=TOKEN,
+        token=SecretStr(TOKEN),
         token_allow_source=False,
         training=True,
         ray_address=nodes.address,
-        ray_token=RAY_TOKEN,
+        ray_token=SecretStr(RAY_TOKEN),
         train_url=f"http://127.0.0.1:{port}",
         log_level="warning",
     )
