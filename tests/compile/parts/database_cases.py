@@ -41,7 +41,7 @@ def _databases(module: str) -> Any:
     setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
     for name, loaded in list(sys.modules.items()):
         if name.startswith("torch.testing._internal.") and hasattr(loaded, "wrapper_set_seed"):
-            loaded.wrapper_set_seed = _call
+            vars(loaded)["wrapper_set_seed"] = _call
     return found
 
 
