@@ -86,7 +86,7 @@ def test_an_expired_token_is_refused_and_told_why(
     gateway: Running, http: httpx2.Client, redis_server: RedisServer
 ) -> None:
     made = _issued(http, "compile", expires_seconds=600)
-    _change(redis_server, lambda record: {**record, "expires": time.time() - 1})
+    _change(redis_server, lambda record: {**record, "expires": int(time.time()) - 1})
     with gateway.http(made["token"]) as expired:
         answer = expired.get("/v1/stats")
     assert answer.status_code == 401
