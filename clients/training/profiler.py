@@ -51,38 +51,22 @@ _ADVICE = 8
 SendNote = Callable[[JobNote], None]
 
 
-def start_profiler(
-    profile: ProfileSpec,
-    *,
-    rank: int,
-    world_size: int,
-    folder: Path | None = None,
-    note: SendNote = lambda _: None,
-    upload: UploadFile | None = None,
-    steps: OptimizerSteps | None = None,
-) -> ProfilerSession | None:
-    """Profile this process; returns None if `rank` is not to be profiled. folder: for the files (default: one that
-    is deleted when the session is closed). upload: is called with each file and its name in the job."""
-    if rank not in profile.ranks:
-        return None
-    session = ProfilerSession(profile, rank, world_size, folder, note, upload)
-    counted = steps or process_steps()
-    counted.listen(lambda optimizer: session.stepped(optimizer, counted.base + counted.done))
-    session.begin_at(0)
-    return session
-
-
 class ProfilerSession:
-    """The profile of one process. An error of the profiler ends the profile with a note; training goes on."""
+    """The profile of this process. An error of the profiler ends the profile with a note; training goes on.
+
+    folder: for the files (default: one that is deleted when the session is closed). upload: is called with each file
+    and its name in the job."""
 
     def __init__(
         self,
         profile: ProfileSpec,
+        *,
         rank: int,
         world_size: int,
-        folder: Path | None,
-        note: SendNote,
-        upload: UploadFile | None,
+        folder: Path | None = None,
+        note: SendNote = lambda _: None,
+        upload: UploadFile | None = None,
+        steps: OptimizerSteps | None = None,
     ) -> None:
         self._profile = profile
         self._rank = rank
@@ -100,10 +84,13 @@ class ProfilerSession:
         self._optimizers: dict[int, Optimizer] = {}
         self._thread: threading.Thread | None = None
         self._nvtx: contextlib.ExitStack | None = None
+        self._steps = steps or process_steps()
+        self._steps.listen(self._stepped)
+        self._begin_at(0)
 
     # --- steps ---------------------------------------------------------------------------------------------
 
-    def begin_at(self, finished: int) -> None:
+    def _begin_at(self, finished: int) -> None:
         """Start the profiler if the step after `finished` steps is the warm-up step or one of the requested steps."""
         first, last = self._profile.first, self._profile.last
         if self._over or self._profiler is not None or not first - 1 <= finished < last:
@@ -130,14 +117,15 @@ class ProfilerSession:
         if not warm_up:
             self._snap()
 
-    def stepped(self, optimizer: Optimizer, finished: int) -> None:
-        """Called after each step. finished: steps since the training began."""
+    def _stepped(self, optimizer: Optimizer) -> None:
+        """Called after each step."""
+        finished = self._steps.base + self._steps.done
         self._optimizers[id(optimizer)] = optimizer
         self._turn_nvtx(finished)
         if self._over:
             return
         if self._profiler is None:
-            self.begin_at(finished)
+            self._begin_at(finished)
             return
         if finished != self._finished + 1:  # a checkpoint was restored
             # Start the next profiler at a later step: the optimizer's span is still open, and when it closes it writes

@@ -17,8 +17,11 @@ import torch
 from torchrelay.clients.reports.profiling import kineto_trace
 from torchrelay.clients.reports.profiling.advice import advice
 from torchrelay.clients.reports.profiling.summary import ProfileSummary
+from torchrelay.clients.training import profiler
 from torchrelay.clients.training.metrics.optimizer_steps import OptimizerSteps
-from torchrelay.clients.training.profiler import start_profiler
+from torchrelay.clients.training.profiler import ProfilerSession
+from torchrelay.clients.training.rank import main
+from torchrelay.clients.training.rank_environment import RankEnvironment
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import events as training_events
 from torchrelay.compiler.api.training import jobs as records
@@ -188,7 +191,7 @@ def begun(
     tmp_path: Path, first: int, last: int, steps: OptimizerSteps
 ) -> tuple[Any, list[training_events.JobNote]]:
     notes: list[training_events.JobNote] = []
-    session = start_profiler(
+    session = ProfilerSession(
         records.ProfileSpec(first=first, last=last),
         rank=0,
         world_size=1,
@@ -196,7 +199,6 @@ def begun(
         note=notes.append,
         steps=steps,
     )
-    assert session is not None
     return session, notes
 
 
@@ -205,13 +207,11 @@ def numbers(folder: Path) -> list[int]:
     return [step.number for step in decoding.from_json(data, type=ProfileSummary).steps]
 
 
-def test_another_rank_is_not_profiled(tmp_path: Path) -> None:
-    assert (
-        start_profiler(
-            records.ProfileSpec(first=0, last=1, ranks=[3]), rank=0, world_size=4, steps=OptimizerSteps()
-        )
-        is None
-    )
+def test_another_rank_is_not_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "ProfilerSession", lambda *_, **__: pytest.fail("a session was begun"))
+    profile = records.ProfileSpec(first=0, last=1, ranks=[3])
+    spec = records.TrainSpec(name="p", script="train.py", compile="off", profile=profile)
+    assert main._prepare(RankEnvironment(spec=spec)) == []
 
 
 def test_the_first_step_of_all_is_profiled_without_a_warm_up(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_files_that_cannot_be_kept_are_told_of(tmp_path: Path) -> None:
 
     notes: list[training_events.JobNote] = []
     profile = records.ProfileSpec(first=0, last=1)
-    session = start_profiler(
+    session = ProfilerSession(
         profile, rank=0, world_size=1, note=notes.append, upload=refuse, steps=OptimizerSteps()
     )
     train(2)
@@ -281,7 +281,7 @@ def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> N
 
     notes: list[training_events.JobNote] = []
     profile = records.ProfileSpec(first=1, last=2, memory=False)
-    session = start_profiler(
+    session = ProfilerSession(
         profile,
         rank=0,
         world_size=1,
@@ -290,7 +290,6 @@ def test_a_report_needs_no_trace_that_was_too_large_to_keep(tmp_path: Path) -> N
         upload=only_small,
         steps=OptimizerSteps(),
     )
-    assert session is not None
     train(3)
     session.close()
     assert kept == ["profile/rank-0.summary.json"]
@@ -304,8 +303,7 @@ def test_a_session_leaves_nothing_in_the_jobs_folder(tmp_path: Path, monkeypatch
     kept: dict[str, int] = {}
     profile = records.ProfileSpec(first=1, last=2)
     keep = lambda name, path: kept.__setitem__(name, path.stat().st_size)  # noqa: E731
-    session = start_profiler(profile, rank=0, world_size=1, upload=keep, steps=OptimizerSteps())
-    assert session is not None
+    session = ProfilerSession(profile, rank=0, world_size=1, upload=keep, steps=OptimizerSteps())
     train(3)
     session.close()
     assert sorted(kept) == ["profile/rank-0.summary.json", "profile/rank-0.trace.json.gz"]

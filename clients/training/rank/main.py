@@ -104,10 +104,10 @@ def _prepare(rank: RankEnvironment) -> list[Callable[[], None]]:
             run_script.compile_through_service(tune=rank.spec.tune)
         except RelayError as error:  # training goes on, compiled here
             process_reporter().note("warning", f"torchrelay is not the back end: {error}")
-    if rank.spec.profile is not None and not rank.capture:
+    if rank.spec.profile is not None and rank.rank in rank.spec.profile.ranks and not rank.capture:
         from .. import profiler
 
-        session = profiler.start_profiler(
+        session = profiler.ProfilerSession(
             rank.spec.profile,
             rank=rank.rank,
             world_size=rank.world_size,
@@ -115,8 +115,7 @@ def _prepare(rank: RankEnvironment) -> list[Callable[[], None]]:
             note=process_channel().send,
             upload=uploader(rank.job) if rank.job else None,
         )
-        if session is not None:
-            closers.insert(0, session.close)
+        closers.insert(0, session.close)
     return closers
 
 
