@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...compiler.errors import JobUnreachable, RelayError
-from ...compiler.graph.capture import CapturedGraph
+from ...compiler.graph.captured_graph import CapturedGraph
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.torch_internals.dynamo import tracing
 from .ranks.agreement import CommonCall, StoreAgreement

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...compiler.artifact import container
 from ...compiler.errors import ArtifactError, CannotLoad, RelayError, SizesDiffer
-from ...compiler.graph.capture import CapturedGraph
+from ...compiler.graph.captured_graph import CapturedGraph
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.request import size_expr
 from ...compiler.torch_internals.loading import bundle

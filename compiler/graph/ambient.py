@@ -13,7 +13,14 @@ from ..errors import Unsupported
 from ..request import allowed_names, schema
 from ..torch_internals import ambient_state
 from ..torch_internals.inductor import config
-from .names import dtype_name
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Its name in a request. Raises Unsupported."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in allowed_names.DTYPE_BYTES:
+        raise Unsupported(f"dtype {name} is not known to the service")
+    return name
 
 
 def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> schema.Ambient:

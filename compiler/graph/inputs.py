@@ -20,8 +20,8 @@ from ..request import schema, size_expr
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
 from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.dynamo.types import FakeTensor, ShapeEnv
+from .ambient import dtype_name
 from .encode import user_line
-from .names import dtype_name
 
 _READ = "item"
 """Dynamo's method call for `.item()`, `.tolist()` and `float()` of a tensor."""

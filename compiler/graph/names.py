@@ -117,13 +117,6 @@ def _names(wanted: Callable[[str], bool]) -> dict[Any, str]:
 # --- values ------------------------------------------------------------------------------------------------
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in allowed_names.DTYPE_BYTES:
-        raise Unsupported(f"dtype {name} is not known to the service")
-    return name
-
-
 MEMORY_FORMATS = {getattr(torch, name): name for name in sorted(allowed_names.MEMORY_FORMATS)}
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torchrelay.clients.artifacts.first_call_check import CannotCompare, compare_with_eager
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.compiler.errors import ResultsDiffer, VerifyFailed
-from torchrelay.compiler.graph.capture import CapturedGraph
+from torchrelay.compiler.graph.captured_graph import CapturedGraph
 
 Graph = Callable[..., Any]
 Connect = Callable[..., RelayBackend]

@@ -13,7 +13,8 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.compiler.errors import BindingMismatch
-from torchrelay.compiler.graph.capture import CapturedGraph, capture, check_binding
+from torchrelay.compiler.graph.capture import capture, check_binding
+from torchrelay.compiler.graph.captured_graph import CapturedGraph
 
 ONE, TWO, THREE = (torch.full((4,), value) for value in (10.0, 3.0, 0.5))
 
