@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from msgspec import Meta, Struct
 
 from ..errors import SignatureError
@@ -81,12 +80,12 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 def key_id(public: Ed25519PublicKey) -> str:
     """16 hex digits that name a public key."""
-    return hashlib.sha256(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()[:16]
+    return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
 
 
 def key_text(public: Ed25519PublicKey) -> str:
     """A public key as people and files keep it: base64 of the 32 raw bytes."""
-    return base64.b64encode(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
+    return base64.b64encode(public.public_bytes_raw()).decode()
 
 
 def read_key(text: str) -> Ed25519PublicKey:

@@ -7,6 +7,7 @@ changing the key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, cast, get_args
 
@@ -95,12 +96,12 @@ def _refuse_changes(
     module: str, entries: Mapping[str, Any], known: table.OperatorTable, sent: Collection[str]
 ) -> None:
     """Raises BadOption for an entry that may reach code, is not sent, and has another value than PyTorch's own."""
-    fixed, local = known.fixed.get(module, {}), rules.LOCAL_ENTRIES[module]
+    fixed = known.fixed.get(module, {})
     for name, value in entries.items():
-        if name in sent or local.fullmatch(name):
+        if name in sent:
             continue
         own = fixed[name] if name in fixed else table.portable(config.own_default(module, name))
-        if table.portable(value) != own:
+        if table.portable(value) != own and not re.fullmatch(rules.LOCAL_ENTRIES[module], name):
             raise BadOption(
                 f"{module}.{name} = {value!r} cannot be sent",
                 hint=f"Leave it at PyTorch's own value ({own!r}), in code and in the environment, or compile locally",

@@ -172,7 +172,7 @@ def fixed_entries(sent: dict[str, Any]) -> dict[str, dict[str, Any]]:
         module: {
             name: portable(value)
             for name, value in importlib.import_module(module).get_config_copy().items()
-            if name not in sent.get(module, ()) and not rules.LOCAL_ENTRIES[module].fullmatch(name)
+            if name not in sent.get(module, ()) and not re.fullmatch(rules.LOCAL_ENTRIES[module], name)
         }
         for module in rules.LOCAL_ENTRIES
     }

@@ -226,7 +226,7 @@ DROPPED_WORDS = frozenset(
         "save scatters simdlen subproc threads timeout tlparse upload verbose warn warnings worker wrapper"
     )
 )
-DROPPED_OPTIONS = re.compile(
+DROPPED_OPTIONS = (
     r"_.*|.*_cache|cache_.*|cpp_cache_.*|compile_.*|fx_graph.*|fx_passes.*|unsafe_.*|use_static.*|strict_static.*|static_launch.*"
     r"|autotune_(in_subproc|multi_device|num_choices_displayed|lookup_table|local_cache|remote_cache)|quiesce_.*"
     r"|cpp\.(vec_isa_ok|dynamic_threads|enable_kernel_profile)|.*descriptive_names|.*unique_(user_)?kernel_names"
@@ -245,7 +245,7 @@ def drops_option(option: str) -> bool:
     return bool(
         section in DROPPED_SECTIONS
         or not DROPPED_WORDS.isdisjoint(words)
-        or DROPPED_OPTIONS.fullmatch(option)
+        or re.fullmatch(DROPPED_OPTIONS, option)
     )
 
 
@@ -279,8 +279,8 @@ AOT_OPTIONS: dict[str, tuple[str, ...]] = {
 # own value.
 INDUCTOR = "torch._inductor.config"
 FUNCTORCH = "torch._functorch.config"
-LOCAL_ENTRIES: dict[str, re.Pattern[str]] = {
-    INDUCTOR: re.compile(
+LOCAL_ENTRIES: dict[str, str] = {
+    INDUCTOR: (
         r"TYPE_CHECKING|_cache_config_.*|_save_config_ignore|_profile_var|aot_inductor(_mode)?\..*|is_nightly.*"
         r"|compile_.*|worker_.*|fx_graph_.*|quiesce_.*|bundle_triton.*|bundled_autotune.*|force_disable_caches"
         r"|autotune_(in_subproc|local_cache|remote_cache|num_choices_displayed|multi_device)|unsafe_skip_cache.*"
@@ -292,15 +292,16 @@ LOCAL_ENTRIES: dict[str, re.Pattern[str]] = {
         r"|cpp\.(threads|cxx)|cuda\.(cuda_cxx|version|arch)|.*\.cutlass_dir|comment_origin"
         r"|(xpu|rocm|halide|mtia)\..*|(xpu|tpu)_backend|triton\.proton_.*|sleep_sec_TESTING_ONLY"
     ),
-    FUNCTORCH: re.compile(
+    FUNCTORCH: (
         r"TYPE_CHECKING|_save_config_ignore|_test_.*|.*autograd_cache.*|force_non_lazy_backward_lowering"
         r"|debug_(assert|partitioner)|visualize_.*|.*pareto.*|torch_compile_graph_format|is_non_builtin_to_include"
         r"|(check|error_on)_custom_op_aliasing|fake_tensor_crossref|generate_fake_kernels.*"
     ),
-    "torch._inductor.config_comms": re.compile(r"TYPE_CHECKING|.*debug.*|.*verbose.*|env_str"),
-    "torch.fx.experimental._config": re.compile(
+    "torch._inductor.config_comms": r"TYPE_CHECKING|.*debug.*|.*verbose.*|env_str",
+    "torch.fx.experimental._config": (
         r"TYPE_CHECKING|translation_validation.*|check_shape_env.*|extended_debug.*|print_specializations"
         r"|validate_shape_env.*|enrich_profiler.*|use_duck_shape|no_data_dependent_graph_break"
         r"|soft_pending_unbacked.*"
     ),
 }
+"""Module -> pattern of names."""
