@@ -1,18 +1,19 @@
 """Frames of Dynamo's: recorded after they were traced, and made again from a record without tracing.
 
-`install` takes the place of two functions of torch._dynamo.convert_frame: `_compile`, which is called for a frame that
-has no compiled code that fits, and `compile_frame`, which traces it. What `_compile` returns for a record is what it
-returns after tracing: bytecode with guards. So Dynamo keeps it, checks it at each call, and counts recompiles as ever.
+`install` takes the place of torch._dynamo.convert_frame._compile, which is called for a frame that has no compiled code
+that fits. What it returns for a record is what it returns after tracing: bytecode with guards. So Dynamo keeps it,
+checks it at each call, and counts recompiles as ever. What only a trace needs is imported at the first one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -21,7 +22,10 @@ from ....artifact.programs.records import FrameProgram, ProgramGraph
 from ...distributed import process_groups, split_graphs
 from ...patching import replace
 from .. import guard_building
-from . import comparison, recording, replay, shapes
+from . import replay, shapes
+
+if TYPE_CHECKING:
+    from . import recording
 
 _log = logging.getLogger(__name__)
 Part = Literal["digests", "guards", "install"]
@@ -93,15 +97,15 @@ def install(programs: Programs) -> Callable[[], None]:
     """Begin to record frames and to make them from records; returns what ends it."""
     from torch._dynamo import convert_frame
 
-    compile_frame, compile_ = convert_frame.compile_frame, convert_frame._compile
+    compile_ = convert_frame._compile
     parameters = inspect.signature(compile_)
+    undo = contextlib.ExitStack()
 
-    @functools.wraps(compile_frame)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        output = compile_frame(*args, **kwargs)
-        if recording.active():
-            recording.write(output)
-        return output
+    @functools.cache
+    def observe_traces() -> None:
+        from . import recording
+
+        undo.callback(recording.observe())
 
     @functools.wraps(compile_)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -157,6 +161,13 @@ def install(programs: Programs) -> Callable[[], None]:
         found = None  # what a check has made goes before the trace
         if reason:
             programs.unfit(frame, reason)
+        from . import recording
+
+        try:
+            observe_traces()
+        except Exception as error:  # a PyTorch that has not all that is observed
+            programs.unfit(frame, f"it cannot be recorded: {type(error).__name__}: {error}")
+            return compile_(*args, **kwargs)
         with recording.recorded(call) as made:
             returned = compile_(*args, **kwargs)
         difference = None
@@ -170,18 +181,9 @@ def install(programs: Programs) -> Callable[[], None]:
             programs.checked(frame, key, tried, difference)
         return returned
 
-    trace_as_before = replace(convert_frame, "compile_frame", traced)
-    compile_as_before = replace(convert_frame, "_compile", compiled)
-    make_guards_as_before = guard_building.install()
-    ask_no_more = recording.observe()
-
-    def uninstall() -> None:
-        ask_no_more()
-        make_guards_as_before()
-        compile_as_before()
-        trace_as_before()
-
-    return uninstall
+    undo.callback(replace(convert_frame, "_compile", compiled))
+    undo.callback(guard_building.install())
+    return undo.close
 
 
 def _unchanged(programs: Programs, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
@@ -199,6 +201,8 @@ def _difference(record: FrameProgram, made: recording.Recording, *, compiled: bo
         return "Dynamo compiles nothing of the function now"
     if made.program is None:
         return None if made.without_artifact else f"a new trace has no record: {made.reason}"
+    from . import comparison
+
     try:
         return comparison.differing(record, made.program)
     except Exception:

@@ -24,7 +24,8 @@ from ....artifact.programs.records import (
 )
 from ...distributed import split_graphs
 from . import bytecode, generated_code, guards, operators, shapes
-from .questions import answers, asked, hooks, lookups
+from .questions import answers, asked, lookups
+from .questions.hooks import Hooks
 from .sources import SourceWriter
 
 _log = logging.getLogger(__name__)
@@ -101,22 +102,32 @@ def note_asked(question: asked.Asked) -> None:
 
 
 def observe() -> Callable[[], None]:
-    """Begin to see what tracing asks; returns what ends it."""
-    seen = hooks.Hooks()
+    """Begin to see what Dynamo traces (convert_frame.compile_frame) and what it asks; returns what ends it."""
+    from torch._dynamo import convert_frame
+
+    hooks = Hooks()
     try:
-        lookups.observe(seen, note_asked, active)
-        answers.observe(seen, note_asked, active)
+        hooks.put(convert_frame, "compile_frame", _written)
+        lookups.observe(hooks, note_asked, active)
+        answers.observe(hooks, note_asked, active)
     except BaseException:
-        seen.end()
+        hooks.end()
         raise
-    return seen.end
+    return hooks.end
 
 
-def write(output: Any) -> None:
+def _written(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        output = compile_frame(*args, **kwargs)
+        if _current.recording is not None:
+            _write(_current.recording, output)
+        return output
+
+    return traced
+
+
+def _write(recording: Recording, output: Any) -> None:
     """Make the record. output: what convert_frame.compile_frame returned."""
-    recording = _current.recording
-    if recording is None:
-        return
     try:
         with digests.snapshot(), digests.meeting() as met:
             recording.program, recording.reason = _program(recording, output, met), ""
