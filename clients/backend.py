@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -31,23 +31,15 @@ from ..compiler.errors import (
     SpecializeInputs,
     Unsupported,
 )
-from ..compiler.graph.capture import CapturedGraph, capture
 from ..compiler.graph.configuration import DYNAMO_OPTIONS, portable_mode, split_options
 from ..compiler.request import codec
-from ..compiler.request import key as keys
 from ..compiler.torch_internals import compatibility
 from ..compiler.torch_internals.dynamo import backend_interface, tracing
-from ..compiler.torch_internals.dynamo.programs import frames, recording
-from ..compiler.torch_internals.inductor import compile_fx, config
+from ..compiler.torch_internals.inductor import config
 from .artifacts import load
-from .artifacts.background import BackgroundSource, ChangingGraph, PendingArtifact
 from .artifacts.prefetch import Prefetch, prefetch_with, start_early
-from .artifacts.programs.process_programs import ProcessPrograms
-from .artifacts.programs.store import ProgramStore
 from .artifacts.ranks.job_source import JobSource
 from .artifacts.source import ArtifactRequest, LoadedArtifact, LocalSource
-from .gateway.compile_client import GatewayClient
-from .jobfiles.tuning_lock import LockedTunings
 from .patch_compile import replace_inductor, restore_inductor
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
 from .settings import (
@@ -58,6 +50,10 @@ from .settings import (
     load_settings,
     requires_artifacts,
 )
+
+if TYPE_CHECKING:
+    from ..compiler.graph.captured_graph import CapturedGraph
+    from .artifacts.background import BackgroundSource, PendingArtifact
 
 M = TypeVar("M")
 
@@ -170,6 +166,8 @@ def _known(error: Exception) -> RelayError:
 def _compile_locally(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: str, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
+    from ..compiler.torch_internals.inductor import compile_fx
+
     return compile_fx.compile_graph(gm, example_inputs, {**config.mode_options(mode), **options})
 
 
@@ -233,14 +231,17 @@ class RelayBackend:
     ) -> None:
         self.settings = settings
         self.report = report
-        self._gateway = GatewayClient(settings)
-        lock = settings.tuning_lock
-        strict = settings.tuning_lock_mode == "strict"
-        self._lock = None if lock is None else LockedTunings(lock, strict=strict)
-        self.source = JobSource(LocalSource(settings, report, self._gateway, prefetch), launch)
+        self.source = JobSource(LocalSource(settings, report, prefetch), launch)
+        self._lock = None
+        if settings.tuning_lock is not None:
+            from .jobfiles.tuning_lock import LockedTunings
+
+            self._lock = LockedTunings(settings.tuning_lock, strict=settings.tuning_lock_mode == "strict")
 
     @functools.cached_property
     def _background(self) -> BackgroundSource:
+        from .artifacts.background import BackgroundSource
+
         return BackgroundSource(self.source)
 
     def compile(
@@ -260,6 +261,10 @@ class RelayBackend:
         check_platform()
         compatibility.check("capture")
         self.report.add_trace_seconds(tracing.trace_seconds())
+        from ..compiler.graph.capture import capture  # a start without tracing needs none of these
+        from ..compiler.request import key as keys
+        from .artifacts.background import PendingArtifact
+
         start = time.perf_counter()
         with self.report.timed("encode"):
             sent_mode, sent_options = portable_mode(mode, options)
@@ -288,7 +293,9 @@ class RelayBackend:
                 return _compile_outside_dynamo(gm, inputs, mode, options, fallback)
 
             return _BackgroundGraph(self, gm, artifact, bound, key, compile_locally).call
-        if captured.is_plain and artifact.key == key:
+        if self.settings.programs != "off" and captured.is_plain and artifact.key == key:
+            from ..compiler.torch_internals.dynamo.programs import recording
+
             digest = artifact.digest if captured.symints else ""
             recording.note_graph(artifact.compiled, key, canonical, digest, captured.device_index)
         self.report.record(artifact.outcome, key=artifact.key, began=start, nodes=len(gm.graph.nodes))
@@ -341,7 +348,7 @@ class RelayBackend:
 
     def _report_fallback(self, code: str) -> None:
         try:
-            self._gateway.report(code)
+            self.source.local.gateway.report(code)
         except RelayError:
             return  # only a count is lost
 
@@ -359,6 +366,8 @@ class _BackgroundGraph:
         compile_locally: Callable[[Sequence[Any], GraphRecord], Callable[..., Any]],
     ) -> None:
         """compile_locally: for the sizes of a call's inputs; eagerly if that fails, which the record then says."""
+        from .artifacts.background import ChangingGraph
+
         self._relay = relay
         self._gm = gm
         self._pending = pending
@@ -490,6 +499,10 @@ def _begin() -> None:
 def _start_programs(settings: ClientSettings, state_dir: Path) -> None:
     """Start functions without tracing."""
     try:
+        from ..compiler.torch_internals.dynamo.programs import frames
+        from .artifacts.programs.process_programs import ProcessPrograms
+        from .artifacts.programs.store import ProgramStore
+
         check_platform()
         load.preload()
         compatibility.check("programs")

@@ -10,16 +10,14 @@ import concurrent.futures
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from ...compiler import errors
-from ...compiler.graph.capture import CapturedGraph
+from ...compiler.graph.captured_graph import CapturedGraph
 from ...compiler.request import codec
-from ...compiler.request.key import key_of
-from ..gateway.compile_client import GatewayClient, SubmittedCompile
 from ..reports.run_report import Outcome, RunReport
 from ..reports.start_trace import About
 from ..settings import ClientSettings
@@ -27,6 +25,9 @@ from . import load
 from .disk_cache import DiskCache
 from .prefetch import Prefetch
 from .verification import VerifiedArtifact, Verifier
+
+if TYPE_CHECKING:
+    from ..gateway.compile_client import SubmittedCompile
 
 _UNUSABLE = (errors.ArtifactError, errors.SignatureError, errors.ToolchainMismatch)
 
@@ -40,6 +41,8 @@ class ArtifactRequest(Struct, frozen=True):
 
     def with_exact_sizes(self) -> ArtifactRequest:
         """The same for no sizes but those of the example inputs."""
+        from ...compiler.request.key import key_of
+
         request = msgspec.structs.replace(self.captured.request, exact_sizes=True)
         captured = msgspec.structs.replace(self.captured, request=request)
         canonical = codec.encode_request(request)
@@ -70,15 +73,15 @@ A = TypeVar("A", VerifiedArtifact, LoadedArtifact)
 class LocalSource:
     """Where one process obtains artifacts by itself."""
 
-    def __init__(
-        self, settings: ClientSettings, report: RunReport, gateway: GatewayClient, prefetch: Prefetch | None
-    ) -> None:
+    def __init__(self, settings: ClientSettings, report: RunReport, prefetch: Prefetch | None) -> None:
+        from ..gateway.compile_client import GatewayClient
+
         self.settings = settings
         self.report = report
-        self.gateway = gateway
+        self.gateway = GatewayClient(settings)
         self._prefetch = prefetch
         self.disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
-        self.verifier = Verifier(settings, report, gateway)
+        self.verifier = Verifier(settings, report, self.gateway)
 
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         found = self.at_hand(wanted, lambda fetched: self.loaded(fetched, wanted))

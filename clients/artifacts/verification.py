@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -30,9 +31,11 @@ from ...compiler.process import own_files
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.request import schema
 from ..atomic_file import locked, write_atomically
-from ..gateway.compile_client import GatewayClient
 from ..reports.run_report import Outcome, RunReport
 from ..settings import ClientSettings
+
+if TYPE_CHECKING:
+    from ..gateway.compile_client import GatewayClient
 
 FILE = "trust.json"
 _LOCK = ".trust.lock"

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ import torch
 from ....compiler import decoding
 from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph, in_order
 from ....compiler.graph.ambient import differing_process_state
-from ....compiler.graph.capture import CapturedGraph
+from ....compiler.graph.captured_graph import CapturedGraph
 from ....compiler.graph.configuration import Options, read_configuration, split_options
 from ....compiler.graph.toolchain import local_target, local_toolchain
 from ....compiler.request import schema
@@ -34,7 +34,9 @@ from ..load import collector
 from ..ranks.job_source import JobSource
 from ..source import ArtifactRequest
 from .store import ProgramStore, digest
-from .team_programs import TeamPrograms
+
+if TYPE_CHECKING:
+    from .team_programs import TeamPrograms
 
 _DYNAMO = "torch._dynamo.config"
 _OF_THIS_MACHINE = frozenset({"base_dir", "debug_dir_root", "log_file_name", "pt2_compile_id_prefix"})
@@ -65,6 +67,8 @@ class ProcessPrograms:
     def _team(self) -> TeamPrograms | None:
         if not self._shares:
             return None
+        from .team_programs import TeamPrograms
+
         source = self._source().local
         return TeamPrograms(source.gateway, source.disk, source.verifier.signed)
 

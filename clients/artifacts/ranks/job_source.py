@@ -6,18 +6,20 @@ import hashlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed
 
 from ....compiler.artifact import container, symbol_versions
 from ....compiler.errors import ArtifactError, JobUnreachable, RelayError, SizesDiffer
 from ....compiler.torch_internals.distributed import process_groups
-from ...gateway.connection import rebuild
 from ...settings import LauncherInfo
 from ..shared_libraries import why_nothing_loads
 from ..source import A, ArtifactRequest, LoadedArtifact, LocalSource
 from ..verification import VerifiedArtifact
-from .agreement import AgreementStore, Decision, Machine, StoreAgreement
+
+if TYPE_CHECKING:
+    from .agreement import Decision, StoreAgreement
 
 STORE_SECONDS = 30.0
 """The longest that a job's store may take to answer."""
@@ -96,6 +98,8 @@ class JobSource:
             return None
         if size < 2:
             return None
+        from .agreement import AgreementStore, Machine, StoreAgreement
+
         try:
             store = process_groups.job_store(endpoint, timedelta(seconds=STORE_SECONDS))
         except (RuntimeError, OSError) as error:
@@ -143,6 +147,8 @@ class JobSource:
             return own or obtain_here()
         self._decided[wanted.key] = decision
         if decision.error is not None:
+            from ...gateway.connection import rebuild
+
             same = failure is not None and failure.code == decision.error.code
             raise (failure if same and failure is not None else rebuild(decision.error)) from None
         if own is not None and own.digest == decision.digest:

@@ -15,6 +15,8 @@ from .light_imports import libraries_when_used, without_debug_import
 
 def preload_loader() -> None:
     """Import what loading an artifact needs, without creating Inductor's process pool."""
+    import torch._dynamo  # looks at all modules: beside the stubs it would import the libraries
+
     with patched_environment(TORCH_WARM_POOL="0"), libraries_when_used():
         import torch._dynamo.aot_compile_types
         import torch._functorch._aot_autograd.aot_autograd_result

@@ -13,6 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torchrelay.clients import backend
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.compiler.errors import BadOption, ClientError, RelayError, Unsupported
+from torchrelay.compiler.graph.captured_graph import CapturedGraph
 from torchrelay.compiler.torch_internals.dynamo import backend_interface
 
 Connect = Callable[..., RelayBackend]
@@ -158,7 +159,7 @@ def test_one_warning_for_many_graphs(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [(backend, "load_settings"), (backend.recording, "note_graph")], ids=["settings", "served"]
+    "broken", [(backend, "load_settings"), (CapturedGraph, "bind")], ids=["settings", "served"]
 )
 def test_require_raises_for_a_defect_before_and_after_a_graph_is_served(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
