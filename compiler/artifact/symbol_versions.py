@@ -129,7 +129,7 @@ def _definitions(library: bytes, offset: int, count: int) -> Iterator[int]:
 
 # --- this machine ----------------------------------------------------------------------------------------
 
-_MAPPED = re.compile(r"\S*/lib(?:stdc\+\+|gcc_s|gomp)[-.][^/\n]*$", re.MULTILINE)
+_MAPPED = re.compile(r"/\S*/lib(?:stdc\+\+|gcc_s|gomp)[-.][^/\n]*$", re.MULTILINE)
 """The libraries, beside the C library, whose versions a kernel can need."""
 
 
