@@ -1,9 +1,9 @@
 """Fetches, in the background, the artifacts that this script used the last time.
 
 One daemon thread fetches the script's list from the gateway, then each artifact that this machine lacks, verifies it,
-stores it on disk with its libraries, and afterwards reports to the gateway what this run used. It imports neither torch
-nor anything that imports torch: the main thread may be importing those meanwhile, and Python answers two threads that
-import a cycle of modules from two ends with a half-made module.
+stores it on disk with its libraries, and afterwards reports to the gateway what this run used. It imports nothing of
+PyTorch that `import torch` has not: the main thread may be importing it meanwhile, and Python answers two threads that
+import a cycle of modules from two ends with a half-made module. Our own modules have no cycle.
 
 A script has two names. The exact one covers the script's name, its code, and the names of the options that it was
 started with (their values are paths, numbers and secrets, and change from run to run). The loose one has the name of
@@ -19,6 +19,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import importlib
 import itertools
 import os
 import re
@@ -42,6 +43,8 @@ _MOST_ARTIFACTS = 128
 _MOST_BYTES = 128 << 20
 _FETCH_SECONDS = 60.0
 """One artifact."""
+_STARTS = ".programs.process_programs"
+"""Imports what a start without tracing needs of ours."""
 KEEP_SECONDS = 300.0
 """An artifact that no graph has asked for by then is on disk only."""
 REPORT_AFTER_SECONDS = 20.0
@@ -133,6 +136,9 @@ class Prefetch:
         from ...compiler.artifact import container, signing  # noqa: F401 (what the rest of the thread needs)
         from ..gateway import compile_client
 
+        if self._settings.programs != "off" and "torch" in sys.modules:
+            importlib.import_module("torch")  # waits for its end, while no module of ours is half imported
+            importlib.import_module(_STARTS, __package__)
         return compile_client.GatewayClient(self._settings)
 
     def _fetch_all(self, gateway: GatewayClient) -> None:

@@ -94,3 +94,18 @@ def test_importing_torchrelay_starts_no_thread_changes_nothing_and_imports_no_li
 ) -> None:
     told = {"TORCHRELAY_URL": "http://127.0.0.1:1", "TORCHRELAY_TRACE": str(tmp_path / "trace.json")}
     assert run(NOTHING.format(before=before), tmp_path, **told) == "[[], false, false, 1, []]"
+
+
+OF_THE_PREFETCH = """
+import sys
+import torch
+before = set(sys.modules)
+import torchrelay.clients.artifacts.programs.process_programs, torchrelay.clients.gateway.compile_client
+print(*(name for name in set(sys.modules) - before if name.partition(".")[0] in ("torch", "triton", "sympy")))
+"""
+
+
+def test_the_thread_that_prefetches_imports_nothing_of_pytorch_that_import_torch_has_not(
+    tmp_path: Path,
+) -> None:
+    assert run(OF_THE_PREFETCH, tmp_path) == ""
