@@ -6,7 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -80,7 +80,7 @@ class JobsClient(HttpApi, ABC, Generic[Request, Job, Event]):
 
     @abstractmethod
     def _decode_event(self, event: httpx2.ServerSentEvent) -> Event | None:
-        """None for a kind of event that this version does not know."""
+        """None for what is no event of a job."""
 
     def begin(self, request: Request) -> Job:
         """Start a job. Safe to send again. Raises BadTrainJob, BadTuneJob, NoWorker, Forbidden, Overloaded ..."""
@@ -209,12 +209,10 @@ class TrainingJobsClient(JobsClient[TrainRequest, TrainJob, NumberedEvent]):
         return self.job(job).state in TRAIN_ENDED
 
     def _decode_event(self, event: httpx2.ServerSentEvent) -> NumberedEvent | None:
-        if not event.id.isdecimal() or event.event not in _TAGS:
+        if not event.id.isdecimal():
             return None
-        return decode(
-            msgspec.json.encode({"number": int(event.id), "event": msgspec.Raw(event.data.encode())}),
-            NumberedEvent,
-        )
+        (numbered,) = _decode_events(f'[{{"number":{int(event.id)},"event":{event.data}}}]'.encode())
+        return numbered
 
     # --- pages of events ------------------------------------------------------------------------------------
 
@@ -275,6 +273,3 @@ def _decode_events(data: bytes) -> list[NumberedEvent]:
         return read_events(data, decoding.from_json)
     except msgspec.MsgspecError as error:
         raise errors.SchemaMismatch(f"the gateway's answer cannot be read: {error}") from None
-
-
-_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(TrainEvent))
