@@ -105,9 +105,9 @@ def _validate(node: ast.expr, text: str, names: Collection[str], depth: int, pow
             for operand in values:
                 _validate(operand, text, names, depth - 1, power)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            arity = FUNCTIONS.get(name)
-            if arity is None:
+            if name not in FUNCTIONS:
                 raise _refuse(text, f"calls {name[:_HINT]!r}, which is not in the grammar")
+            arity, _ = FUNCTIONS[name]
             if len(args) != arity if arity else len(args) < 2:
                 raise _refuse(text, f"calls {name} with {len(args)} arguments")
             for arg in args:
@@ -134,34 +134,6 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-}
-
-FUNCTIONS: Mapping[str, int] = {
-    # name -> number of arguments; 0: two or more
-    "Min": 0,
-    "Max": 0,
-    "And": 0,
-    "Or": 0,
-    "Not": 1,
-    "Eq": 2,
-    "Ne": 2,
-    "Lt": 2,
-    "Le": 2,
-    "Gt": 2,
-    "Ge": 2,
-    "Mod": 2,
-    "PythonMod": 2,
-    "FloorDiv": 2,
-    "CleanDiv": 2,
-    "CeilDiv": 2,
-    "Abs": 1,
-    "IntTrueDiv": 2,
-    "FloatTrueDiv": 2,
-    "ToFloat": 1,
-    "TruncToInt": 1,
-    "FloorToInt": 1,
-    "CeilToInt": 1,
-    "Sqrt": 1,
 }
 
 
@@ -213,31 +185,32 @@ def _root(value: Any) -> Any:
     return _torch("sym_sqrt", value) if _symbolic(value) else math.sqrt(value)
 
 
-_CALLS: Mapping[str, Callable[..., Any]] = {
-    "Min": lambda *values: functools.reduce(_least, values),
-    "Max": lambda *values: functools.reduce(_greatest, values),
-    "And": lambda *values: functools.reduce(_both, values),
-    "Or": lambda *values: functools.reduce(_either, values),
-    "Not": _negation,
-    "Eq": operator.eq,
-    "Ne": operator.ne,
-    "Lt": operator.lt,
-    "Le": operator.le,
-    "Gt": operator.gt,
-    "Ge": operator.ge,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "CeilDiv": lambda left, right: -(-left // right),
-    "Abs": abs,
-    "IntTrueDiv": operator.truediv,
-    "FloatTrueDiv": operator.truediv,
-    "ToFloat": _to_float,
-    "TruncToInt": math.trunc,
-    "FloorToInt": math.floor,
-    "CeilToInt": math.ceil,
-    "Sqrt": _root,
+FUNCTIONS: Mapping[str, tuple[int, Callable[..., Any]]] = {
+    # name -> number of arguments, 0 for two or more; and what is called
+    "Min": (0, lambda *values: functools.reduce(_least, values)),
+    "Max": (0, lambda *values: functools.reduce(_greatest, values)),
+    "And": (0, lambda *values: functools.reduce(_both, values)),
+    "Or": (0, lambda *values: functools.reduce(_either, values)),
+    "Not": (1, _negation),
+    "Eq": (2, operator.eq),
+    "Ne": (2, operator.ne),
+    "Lt": (2, operator.lt),
+    "Le": (2, operator.le),
+    "Gt": (2, operator.gt),
+    "Ge": (2, operator.ge),
+    "Mod": (2, operator.mod),
+    "PythonMod": (2, operator.mod),
+    "FloorDiv": (2, operator.floordiv),
+    "CleanDiv": (2, operator.floordiv),
+    "CeilDiv": (2, lambda left, right: -(-left // right)),
+    "Abs": (1, abs),
+    "IntTrueDiv": (2, operator.truediv),
+    "FloatTrueDiv": (2, operator.truediv),
+    "ToFloat": (1, _to_float),
+    "TruncToInt": (1, math.trunc),
+    "FloorToInt": (1, math.floor),
+    "CeilToInt": (1, math.ceil),
+    "Sqrt": (1, _root),
 }
 
 
@@ -262,7 +235,7 @@ def _value(node: ast.expr, env: Mapping[str, Any]) -> Any:
         case ast.BoolOp(values=values):
             return functools.reduce(_either, (_value(value, env) for value in values))
         case ast.Call(func=ast.Name(id=name), args=args):
-            return _CALLS[name](*(_value(arg, env) for arg in args))
+            return FUNCTIONS[name][1](*(_value(arg, env) for arg in args))
     raise BadExpression(f"{type(node).__name__} is not in the grammar")
 
 
