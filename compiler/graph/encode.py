@@ -311,39 +311,20 @@ def _message(text: str) -> str:
 INERT_NODE_META = frozenset(
     {
         # where the node came from
-        "creation_timestamp",
-        "desc",
-        "from_node",
-        "fwd_nn_module_stack",
-        "fwd_source_fn_stack",
-        "grapharg",
-        "nn_module_stack",
-        "original_aten",
-        "seq_nr",
-        "source_fn_stack",
-        "stack_trace",
-        "torch_fn",
+        *allowed_names.words(
+            "creation_timestamp desc from_node fwd_nn_module_stack fwd_source_fn_stack grapharg "
+            "nn_module_stack original_aten seq_nr source_fn_stack stack_trace torch_fn"
+        ),
         # keeps Dynamo's own pass from removing an assertion that it added; AOTAutograd traces the graph anew
-        "_fx_runtime_assert_preserve",
+        *allowed_names.words("_fx_runtime_assert_preserve"),
         # read when inputs are encoded, or computed again on the worker from the inputs' specifications
-        "example_value",
-        "fake_result",
-        "tensor_dict",
-        "tensor_meta",
-        "type",
-        "unbacked_bindings",
-        "val",
+        *allowed_names.words("example_value fake_result tensor_dict tensor_meta type unbacked_bindings val"),
     }
 )
 """Keys of `node.meta` that do not change code."""
 
 INERT_GRAPH_META = frozenset(
-    {
-        "backend_id",
-        "dynamo_compile_id",
-        "dynamo_flat_name_to_original_fqn",
-        "locals_to_steal",
-    }
+    {"backend_id", "dynamo_compile_id", "dynamo_flat_name_to_original_fqn", "locals_to_steal"}
 )
 """Keys of `gm.meta` that do not change code."""
 

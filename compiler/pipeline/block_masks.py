@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from ..request.allowed_names import words
+
 
 class BlockMask(Struct, frozen=True):
     """The block mask of one call of flex_attention. tables: by their place in it, for rows of queries and for rows of
@@ -122,14 +124,6 @@ def block_mask_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockMask
     )
 
 
-_PARAMETERS = (
-    "query",
-    "key",
-    "value",
-    "score_mod",
-    "block_mask",
-    "scale",
-    "kernel_options",
-    "score_mod_other_buffers",
-    "mask_mod_other_buffers",
+_PARAMETERS = words(
+    "query key value score_mod block_mask scale kernel_options score_mod_other_buffers mask_mod_other_buffers"
 )

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ..errors import VerifyFailed
 from ..graph import names
+from ..request.allowed_names import words
 from ..search.numerics import TOLERANCE, difference, rounded_share, shared_places
 
 
@@ -270,16 +271,7 @@ def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
             yield from module.graph.nodes
 
 
-_RANDOM_WORDS = (
-    "rand",
-    "dropout",
-    "bernoulli",
-    "multinomial",
-    "normal_",
-    "uniform_",
-    "exponential_",
-    "rrelu",
-)
+_RANDOM_WORDS = words("rand dropout bernoulli multinomial normal_ uniform_ exponential_ rrelu")
 
 
 def _draws(node: torch.fx.Node) -> bool:

@@ -10,32 +10,20 @@ import re
 from collections.abc import Mapping
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return text.split()
 
 
 DTYPE_BYTES: Mapping[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex32": 4,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
+    name: size
+    for size, names in (
+        (1, "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"),
+        (2, "uint16 int16 float16 bfloat16"),
+        (4, "uint32 int32 float32 complex32"),
+        (8, "uint64 int64 float64 complex64"),
+        (16, "complex128"),
+    )
+    for name in words(names)
 }
 """dtype name (torch.<name>) -> bytes of an element."""
 
@@ -51,7 +39,7 @@ MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_la
 LAYOUTS = frozenset({"strided"})
 
 ATTRIBUTES = frozenset(
-    _words(
+    words(
         "H T data device dtype grad imag is_cpu is_cuda is_leaf is_sparse itemsize layout mH mT nbytes "
         "ndim real requires_grad shape"
     )
@@ -59,10 +47,10 @@ ATTRIBUTES = frozenset(
 """What `builtins.getattr` in a graph may read of a node's value: no dunder, no method."""
 
 SDPA_BACKENDS = frozenset(
-    _words("CUDNN_ATTENTION EFFICIENT_ATTENTION ERROR FLASH_ATTENTION MATH OVERRIDEABLE")
+    words("CUDNN_ATTENTION EFFICIENT_ATTENTION ERROR FLASH_ATTENTION MATH OVERRIDEABLE")
 )
 
-NUMPY_ATTRIBUTES = frozenset(_words("T flat imag real shape size strides"))
+NUMPY_ATTRIBUTES = frozenset(words("T flat imag real shape size strides"))
 """What a graph may read of an array of NumPy code."""
 
 TEXT_ARGUMENTS: Mapping[str, tuple[int, frozenset[str]]] = {
@@ -82,7 +70,7 @@ TRITON_CALL = "torch.ops.higher_order.triton_kernel_wrapper_mutation"
 """A call of a user-written Triton kernel: in no table, for its callers need a permission of their own."""
 
 TRITON_DTYPES = frozenset(
-    _words(
+    words(
         "bfloat16 float16 float32 float64 float8e4b15 float8e4b8 float8e4nv float8e5 float8e5b16 int1 int16 int32 "
         "int64 int8 uint16 uint32 uint64 uint8 void"
     )
@@ -92,20 +80,11 @@ TRITON_DTYPES = frozenset(
 MATMUL_PRECISIONS = frozenset({"highest", "high", "medium"})
 
 AMBIENT_FLAGS = frozenset(
-    {
-        "cuda.matmul.allow_bf16_reduced_precision_reduction",
-        "cuda.matmul.allow_fp16_reduced_precision_reduction",
-        "cudnn.allow_tf32",
-        "cudnn.benchmark",
-        "cudnn.deterministic",
-        "cudnn.enabled",
-        "mkldnn.enabled",
-        "sdp.cudnn",
-        "sdp.flash",
-        "sdp.math",
-        "sdp.math_reduced_precision",
-        "sdp.mem_efficient",
-    }
+    words(
+        "cuda.matmul.allow_bf16_reduced_precision_reduction cuda.matmul.allow_fp16_reduced_precision_reduction "
+        "cudnn.allow_tf32 cudnn.benchmark cudnn.deterministic cudnn.enabled mkldnn.enabled "
+        "sdp.cudnn sdp.flash sdp.math sdp.math_reduced_precision sdp.mem_efficient"
+    )
 )
 """Names of `Ambient.flags` whose values are bools."""
 

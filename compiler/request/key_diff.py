@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from .. import decoding
+from .allowed_names import words
 
 _MOST_TEXTS = 8
 """Differences of one part that are spelled out."""
@@ -38,18 +39,7 @@ _WEIGHTS = {
     "inputs": 2.0,
 }
 """What a difference weighs; other parts 1. Of graphs and inputs: up to twice that, the more of them differ."""
-_ORDER = (
-    "schema",
-    "pipeline",
-    "toolchain",
-    "target",
-    "mode",
-    "meshes",
-    "options",
-    "aot_options",
-    "ambient",
-    *_DETAILED,
-)
+_ORDER = [*words("schema pipeline toolchain target mode meshes options aot_options ambient"), *_DETAILED]
 _LABELS = {
     "schema": "wire schema",
     "pipeline": "revision of the pipeline",

@@ -50,43 +50,14 @@ _OF_TRITON = frozenset({"cdiv", "jit", "language", "next_power_of_2"})
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-_BODY = (
-    ast.Assign,
-    ast.AugAssign,
-    ast.AnnAssign,
-    ast.Expr,
-    ast.If,
-    ast.For,
-    ast.While,
-    ast.Return,
-    ast.Pass,
-    ast.Break,
-    ast.Continue,
-    ast.Assert,
-    ast.Name,
-    ast.Attribute,
-    ast.Call,
-    ast.keyword,
-    ast.Starred,
-    ast.Constant,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.IfExp,
-    ast.Tuple,
-    ast.List,
-    ast.ListComp,
-    ast.comprehension,
-    ast.Subscript,
-    ast.Slice,
-    ast.JoinedStr,
-    ast.FormattedValue,
-    ast.expr_context,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
+_BODY: tuple[type[ast.AST], ...] = tuple(
+    getattr(ast, name)
+    for name in allowed_names.words(
+        "Assign AugAssign AnnAssign Expr If For While Return Pass Break Continue Assert Name "
+        "Attribute Call keyword Starred Constant BinOp UnaryOp BoolOp Compare IfExp Tuple List "
+        "ListComp comprehension Subscript Slice JoinedStr FormattedValue expr_context operator "
+        "unaryop boolop cmpop"
+    )
 )
 """What a kernel is made of."""
 

@@ -10,109 +10,59 @@ from __future__ import annotations
 
 import re
 
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
+from ..allowed_names import words
 
 # --- short lists -------------------------------------------------------------------------------------------
 
-OPERATOR_FUNCTIONS = _words(
+OPERATOR_FUNCTIONS = words(
     "abs add and_ contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod imul "
     "index inv invert ior ipow irshift is_ is_not isub itruediv ixor le lshift lt matmul mod mul ne neg "
     "not_ or_ pos pow rshift setitem sub truediv truth xor"
 )
 
-MATH_FUNCTIONS = _words(
+MATH_FUNCTIONS = words(
     "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs "
     "floor fmod hypot isfinite isinf isnan log log10 log1p log2 pow radians remainder sin sinh sqrt tan "
     "tanh trunc"
 )
 
-BUILTIN_FUNCTIONS = _words("abs getattr max min round")
+BUILTIN_FUNCTIONS = words("abs getattr max min round")
 
 # Functions of torch that bind no dispatcher operator. Those that set state (grad mode, autocast, SDPA
 # back ends, functorch levels) are what Dynamo itself puts in a graph for the context managers and
 # transforms of those names.
-OTHER_FUNCTIONS = (
-    "torch._C._autograd._get_data_attr",
-    "torch._C._autograd._saved_tensors_hooks_disable",
-    "torch._C._autograd._saved_tensors_hooks_enable",
-    "torch._C._set_fwd_grad_enabled",
-    "torch._C._set_grad_enabled",
-    "torch.amp.autocast_mode._enter_autocast",
-    "torch.amp.autocast_mode._exit_autocast",
-    "torch.autograd.grad_mode._enter_inference_mode",
-    "torch.autograd.grad_mode._exit_inference_mode",
-    "torch.nn.attention._backend_from_string",
-    "torch.nn.attention._sdpa_kernel",
-    "torch._make_dual",
-    "torch._unpack_dual",
-    "torch._check",
-    "torch._check_is_size",
-    "torch._check_index",
-    "torch._check_value",
-    "torch._check_type",
-    "torch._check_tensor_all",
-    "torch._assert",
-    "torch.Size",
-    "torch.as_tensor",
-    "torch.asarray",
-    "torch.tensor",
-    "torch.sym_float",
-    "torch.sym_fresh_size",
-    "torch.sym_int",
-    "torch.sym_ite",
-    "torch.sym_max",
-    "torch.sym_min",
-    "torch.sym_not",
-    "torch.sym_sqrt",
-    "torch.sym_sum",
-    "torch._sym_sqrt",
-    "torch.einsum",
-    "torch.functional.einsum",
-    "torch.broadcast_shapes",
-    "torch.cdist",
-    "torch.norm",
-    "torch.split",
-    "torch.meshgrid",
-    "torch.unique",
-    "torch.unique_consecutive",
-    "torch.stft",
-    "torch.tensordot",
-    "torch.block_diag",
-    "torch.cartesian_prod",
-    "torch.atleast_1d",
-    "torch.atleast_2d",
-    "torch.atleast_3d",
-    "torch.broadcast_tensors",
-    "torch._functorch.predispatch._add_batch_dim",
-    "torch._functorch.predispatch._remove_batch_dim",
-    "torch._functorch.predispatch._vmap_increment_nesting",
-    "torch._functorch.predispatch._vmap_decrement_nesting",
-    "torch._functorch.predispatch._enter_dual_level",
-    "torch._functorch.predispatch._exit_dual_level",
-    "torch._functorch.predispatch._jvp_decrement_nesting",
-    "torch._functorch.predispatch._jvp_increment_nesting",
-    "torch._functorch.predispatch._make_dual",
-    "torch._functorch.predispatch._unpack_dual",
-    "torch._functorch.predispatch.lazy_load_decompositions",
-    "torch._functorch.predispatch._unwrap_for_grad",
-    "torch._C._enter_dual_level",
-    "torch._C._exit_dual_level",
-    "torch._C._functorch._jvp_decrement_nesting",
-    "torch._C._functorch._jvp_increment_nesting",
-    "torch._C._functorch._unwrap_for_grad",
-    "torch._C._functorch._wrap_for_grad",
-    "torch._C._functorch._grad_increment_nesting",
-    "torch._C._functorch._grad_decrement_nesting",
-    "torch._C._functorch.set_inplace_requires_grad_allowed",
-    "torch.autograd.forward_ad._maybe_load_decompositions",
-    "torch._functorch.eager_transforms._autograd_grad",
-    "torch._functorch.eager_transforms._set_tensor_requires_grad",
-    "torch._functorch.vmap.lazy_load_decompositions",
-    "torch._higher_order_ops.InvokeQuant",
-    "torch._dynamo.utils.numpy_attr_wrapper",
+OTHER_FUNCTIONS = tuple(
+    f"{module}.{name}"
+    for module, names in {
+        "torch._C._autograd": "_get_data_attr _saved_tensors_hooks_disable _saved_tensors_hooks_enable",
+        "torch._C": "_set_fwd_grad_enabled _set_grad_enabled _enter_dual_level _exit_dual_level",
+        "torch.amp.autocast_mode": "_enter_autocast _exit_autocast",
+        "torch.autograd.grad_mode": "_enter_inference_mode _exit_inference_mode",
+        "torch.nn.attention": "_backend_from_string _sdpa_kernel",
+        "torch": """
+            _make_dual _unpack_dual _check _check_is_size _check_index _check_value _check_type
+            _check_tensor_all _assert Size as_tensor asarray tensor sym_float sym_fresh_size sym_int
+            sym_ite sym_max sym_min sym_not sym_sqrt sym_sum _sym_sqrt einsum broadcast_shapes cdist norm
+            split meshgrid unique unique_consecutive stft tensordot block_diag cartesian_prod atleast_1d
+            atleast_2d atleast_3d broadcast_tensors
+        """,
+        "torch.functional": "einsum",
+        "torch._functorch.predispatch": """
+            _add_batch_dim _remove_batch_dim _vmap_increment_nesting _vmap_decrement_nesting
+            _enter_dual_level _exit_dual_level _jvp_decrement_nesting _jvp_increment_nesting _make_dual
+            _unpack_dual lazy_load_decompositions _unwrap_for_grad
+        """,
+        "torch._C._functorch": """
+            _jvp_decrement_nesting _jvp_increment_nesting _unwrap_for_grad _wrap_for_grad
+            _grad_increment_nesting _grad_decrement_nesting set_inplace_requires_grad_allowed
+        """,
+        "torch.autograd.forward_ad": "_maybe_load_decompositions",
+        "torch._functorch.eager_transforms": "_autograd_grad _set_tensor_requires_grad",
+        "torch._functorch.vmap": "lazy_load_decompositions",
+        "torch._higher_order_ops": "InvokeQuant",
+        "torch._dynamo.utils": "numpy_attr_wrapper",
+    }.items()
+    for name in words(names)
 )
 
 # Modules whose Python functions Dynamo puts in a graph whole, and which do nothing but call operators.
@@ -133,16 +83,10 @@ REGISTERED_BY: dict[str, str] = {
 }
 """PyTorch's libraries of operators that a graph may call, and the module that registers all that are in each."""
 
-# Modules of C bindings: a name is taken if it binds a dispatcher operator (with the module's prefix).
-BINDING_MODULES = {
-    "torch": "",
-    "torch._C._nn": "",
-    "torch._C._linalg": "",
-    "torch._C._fft": "",
-    "torch._C._special": "",
-}
+# Modules of C bindings: a name is taken if it binds a dispatcher operator.
+BINDING_MODULES = ("torch", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special")
 
-HIGHER_ORDER = _words(
+HIGHER_ORDER = words(
     "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map "
     "hints_wrapper invoke_quant invoke_quant_packed invoke_subgraph map_impl out_dtype scan "
     "tag_activation_checkpoint while_loop while_loop_stack_output wrap wrap_activation_checkpoint "
@@ -159,15 +103,15 @@ NUMPY_DEFINED_IN = (
     "torch._numpy.fft",
     "torch._numpy.linalg",
 )
-NUMPY_FUNCTIONS = _words("torch._numpy.array torch._numpy.asarray torch._numpy.ascontiguousarray")
-NUMPY_METHODS = _words(
+NUMPY_FUNCTIONS = words("torch._numpy.array torch._numpy.asarray torch._numpy.ascontiguousarray")
+NUMPY_METHODS = words(
     "__getitem__ __setitem__ all any argmax argmin argsort astype choose clip conj conjugate copy cumprod cumsum "
     "diagonal dot fill flatten item max mean min nonzero prod ptp put ravel repeat reshape round searchsorted sort "
     "squeeze std sum swapaxes take trace transpose var view"
 )
 
 # Tensor methods that bind no dispatcher operator. Dunders are arithmetic and indexing alone.
-OTHER_METHODS = _words(
+OTHER_METHODS = words(
     "__abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __iadd__ __iand__ "
     "__ifloordiv__ __ilshift__ __imod__ __imul__ __invert__ __ior__ __ipow__ __irshift__ __isub__ "
     "__itruediv__ __ixor__ __le__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ "
@@ -212,13 +156,13 @@ OPTIONAL: dict[str, str] = {
 # replace the pipeline (another wrapper, freezing); drop a bound check; or that the service sets for the
 # client's machine.
 DROPPED_SECTIONS = frozenset(
-    _words(
+    words(
         "aot_inductor aot_inductor_mode aten_distributed_optimizations auto_chunker autoheuristic_collect "
         "autoheuristic_use cuda cutlass halide lookup_table mtia rocm test_configs trace xpu"
     )
 )
 DROPPED_WORDS = frozenset(
-    _words(
+    words(
         "CHECKING TESTING annotate autoheuristic backend benchmarker bucket bundle bundled collective "
         "collectives comm comms custom cutedsl cxx ddp debug developer dir disabled distributed dump file "
         "freezing global history hook hooks host inject launcher lock log logpath march metadata metric "
@@ -251,27 +195,20 @@ def drops_option(option: str) -> bool:
 
 # torch._functorch.config entries that steer the partitioner and AOTAutograd's wrappers.
 AOT_OPTIONS: dict[str, tuple[str, ...]] = {
-    "activation_memory_budget": (),
+    **dict.fromkeys(
+        words(
+            "activation_memory_budget aggressive_recomputation ban_recompute_long_fusible_chains "
+            "ban_recompute_materialized_backward ban_recompute_not_in_allowlist ban_recompute_reductions "
+            "ban_recompute_used_far_apart cse disable_guess_zero_tangent_for_mutated_input_subclass "
+            "donated_buffer functionalize_rng_ops graphsafe_rng_functionalization "
+            "guess_tangent_strides_as_outputs max_dist_from_bw recompute_views static_weight_shapes "
+            "treat_parameters_as_free_to_save view_replay_for_aliased_outputs"
+        ),
+        (),
+    ),
     "activation_memory_budget_runtime_estimator": ("flops", "profile"),
     "activation_memory_budget_solver": ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg"),
-    "aggressive_recomputation": (),
     "backward_pass_autocast": ("same_as_forward", "off"),
-    "ban_recompute_long_fusible_chains": (),
-    "ban_recompute_materialized_backward": (),
-    "ban_recompute_not_in_allowlist": (),
-    "ban_recompute_reductions": (),
-    "ban_recompute_used_far_apart": (),
-    "cse": (),
-    "disable_guess_zero_tangent_for_mutated_input_subclass": (),
-    "donated_buffer": (),
-    "functionalize_rng_ops": (),
-    "graphsafe_rng_functionalization": (),
-    "guess_tangent_strides_as_outputs": (),
-    "max_dist_from_bw": (),
-    "recompute_views": (),
-    "static_weight_shapes": (),
-    "treat_parameters_as_free_to_save": (),
-    "view_replay_for_aliased_outputs": (),
 }
 
 # Entries that say where and how to compile, cache, log or profile, that other devices or another pipeline read, or

@@ -17,6 +17,8 @@ import torch
 import torch.compiler.config
 from torch._ops import OpOverload, OpOverloadPacket
 
+from ...request.allowed_names import words
+
 AOT_SERIALIZABLE: dict[str, Any] = {
     "strict_autograd_cache": True,
     "bundled_autograd_cache": True,
@@ -104,39 +106,20 @@ def own_default(module: str, name: str) -> Any:
     return found._config[name].default
 
 
-_OFF = ("", "0", "false", "n", "no", "off")
-_ON = ("", "1", "on", "true", "y", "yes")
-
 CHANGES_CODE = {
-    # Inductor's, outside its config.py
     **dict.fromkeys(
-        (
-            "TORCHINDUCTOR_DEBUG_COMPILE",
-            "TORCHINDUCTOR_DEBUG_SYMBOL",
-            "TORCHINDUCTOR_NVGEMM_PREFETCH",
-            "TRITON_INTERPRET",
-            "TRITON_USE_META_WS",
+        words(
+            # Inductor's, outside its config.py
+            "TORCHINDUCTOR_DEBUG_COMPILE TORCHINDUCTOR_DEBUG_SYMBOL TORCHINDUCTOR_NVGEMM_PREFETCH "
+            "TRITON_INTERPRET TRITON_USE_META_WS "
+            # Triton's, of its own kernel keys: triton._C.libtriton.get_cache_invalidating_env_vars
+            "ALLOW_LHS_TMEM_LAYOUT_CONVERSION DISABLE_LLVM_OPT DISABLE_MMA_V3 DISABLE_MMA_V5 DISABLE_PTXAS_OPT "
+            "TRITON_CONSAN_INIT_ALLOCATIONS TRITON_ENABLE_ASAN TRITON_ENABLE_EXPERIMENTAL_CONSAN "
+            "TRITON_FORCE_DISABLE_FP_FUSION TRITON_OVERRIDE_ARCH TRITON_PREFER_TMEM_16x256_LAYOUT"
         ),
-        _OFF,
+        ("", "0", "false", "n", "no", "off"),
     ),
-    # Triton's, of its own kernel keys: triton._C.libtriton.get_cache_invalidating_env_vars
-    **dict.fromkeys(
-        (
-            "ALLOW_LHS_TMEM_LAYOUT_CONVERSION",
-            "DISABLE_LLVM_OPT",
-            "DISABLE_MMA_V3",
-            "DISABLE_MMA_V5",
-            "DISABLE_PTXAS_OPT",
-            "TRITON_CONSAN_INIT_ALLOCATIONS",
-            "TRITON_ENABLE_ASAN",
-            "TRITON_ENABLE_EXPERIMENTAL_CONSAN",
-            "TRITON_FORCE_DISABLE_FP_FUSION",
-            "TRITON_OVERRIDE_ARCH",
-            "TRITON_PREFER_TMEM_16x256_LAYOUT",
-        ),
-        _OFF,
-    ),
-    "TRITON_DEFAULT_FP_FUSION": _ON,
+    "TRITON_DEFAULT_FP_FUSION": ("", "1", "on", "true", "y", "yes"),
     **dict.fromkeys(("LLVM_PASS_PLUGIN_PATH", "TRITON_F32_DEFAULT", "TRITON_PLUGIN_PATHS"), ("",)),
 }
 """Name -> the values that change nothing. Setting one of `triton.knobs` sets its variable."""

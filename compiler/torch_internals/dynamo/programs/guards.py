@@ -15,15 +15,12 @@ from typing import Any
 import torch
 
 from ....artifact.programs.records import GuardRecord, NotPortable, SizesRecord
+from ....request.allowed_names import words
 from . import values
 from .sources import SourceWriter
 
 Values = Mapping[str, Any]
 """Further arguments of a guard: an attribute's name, a key."""
-
-
-def _nothing(value: Any, more: Values) -> Any:
-    return None
 
 
 def _members(value: Any, more: Values) -> Any:
@@ -46,18 +43,6 @@ def _keys(value: Any, more: Values) -> Any:
 
 def _type(value: Any, more: Values) -> Any:
     return [values.type_of(value), values.hooks(value), values.attributes(value)]
-
-
-def _number(value: Any, more: Values) -> Any:
-    return len(value)
-
-
-def _described(value: Any, more: Values) -> Any:
-    return values.described(value)
-
-
-def _tensor(value: Any, more: Values) -> Any:
-    return values.tensor(value)
 
 
 def _global_state(value: Any, more: Values) -> Any:
@@ -83,53 +68,38 @@ def _no_hooks(value: Any, more: Values) -> Any:
 
 
 EXPECTED: dict[str, Callable[[Any, Values], Any]] = {
+    **dict.fromkeys(
+        words("DUPLICATE_INPUT FUNCTORCH_STACK_MATCH NOT_NONE_MATCH NOT_PRESENT_IN_GENERIC_DICT SHAPE_ENV"),
+        lambda value, more: None,
+    ),
+    **dict.fromkeys(
+        words(
+            "BOOL_MATCH BUILTIN_MATCH CLASS_MATCH CLOSURE_MATCH CONSTANT_MATCH EQUALS_MATCH FUNCTION_MATCH "
+            "ID_MATCH MODULE_MATCH NONE_MATCH"
+        ),
+        lambda value, more: values.described(value),
+    ),
+    **dict.fromkeys(
+        words("DETERMINISTIC_ALGORITHMS GLOBAL_STATE GRAD_MODE TORCH_FUNCTION_STATE"), _global_state
+    ),
+    **dict.fromkeys(words("DICT_CONTAINS DICT_NOT_CONTAINS SET_CONTAINS SET_NOT_CONTAINS"), _members),
+    **dict.fromkeys(words("DICT_KEYS_MATCH MAPPING_KEYS_CHECK"), _keys),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": _no_hooks,
-    "BOOL_MATCH": _described,
-    "BUILTIN_MATCH": _described,
-    "CLASS_MATCH": _described,
-    "CLOSURE_MATCH": _described,
-    "CONSTANT_MATCH": _described,
     "DEFAULT_DEVICE": _device,
-    "DETERMINISTIC_ALGORITHMS": _global_state,
-    "DICT_CONTAINS": _members,
-    "DICT_KEYS_MATCH": _keys,
-    "DICT_NOT_CONTAINS": _members,
-    "DUPLICATE_INPUT": _nothing,
-    "EMPTY_NN_MODULE_HOOKS_DICT": _number,
-    "EQUALS_MATCH": _described,
-    "FUNCTION_MATCH": _described,
-    "FUNCTORCH_STACK_MATCH": _nothing,
-    "GLOBAL_STATE": _global_state,
-    "GRAD_MODE": _global_state,
+    "EMPTY_NN_MODULE_HOOKS_DICT": lambda value, more: len(value),
     "HASATTR": _has_attribute,
-    "ID_MATCH": _described,
-    "MAPPING_KEYS_CHECK": _keys,
-    "MODULE_MATCH": _described,
-    "NONE_MATCH": _described,
-    "NOT_NONE_MATCH": _nothing,
-    "NOT_PRESENT_IN_GENERIC_DICT": _nothing,
     "SEQUENCE_LENGTH": _length,
-    "SET_CONTAINS": _members,
-    "SET_NOT_CONTAINS": _members,
-    "SHAPE_ENV": _nothing,
-    "TENSOR_MATCH": _tensor,
-    "TORCH_FUNCTION_STATE": _global_state,
+    "TENSOR_MATCH": lambda value, more: values.tensor(value),
     "TYPE_MATCH": _type,
 }
 """Kind -> what describes the value at its source. Guards whose condition does not depend on the value expect nothing:
 Dynamo checks them once on the live frame when it makes them. A stack of functorch's is empty in each record."""
 
 _WITHOUT_VALUE = frozenset(
-    {
-        "AUTOGRAD_SAVED_TENSORS_HOOKS",
-        "DEFAULT_DEVICE",
-        "DETERMINISTIC_ALGORITHMS",
-        "FUNCTORCH_STACK_MATCH",
-        "GLOBAL_STATE",
-        "GRAD_MODE",
-        "SHAPE_ENV",
-        "TORCH_FUNCTION_STATE",
-    }
+    words(
+        "AUTOGRAD_SAVED_TENSORS_HOOKS DEFAULT_DEVICE DETERMINISTIC_ALGORITHMS FUNCTORCH_STACK_MATCH GLOBAL_STATE "
+        "GRAD_MODE SHAPE_ENV TORCH_FUNCTION_STATE"
+    )
 )
 _TENSOR = "value"
 """The argument of TENSOR_MATCH that is the tensor itself."""

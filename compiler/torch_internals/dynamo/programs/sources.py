@@ -9,46 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....artifact.programs.records import NotPortable, SourceRecord
+from ....request.allowed_names import words
 from . import values
 
 KINDS = frozenset(
-    {
-        "AttrSource",
-        "CallFunctionNoArgsSource",
-        "CallMethodItemSource",
-        "CellContentsSource",
-        "ClosureSource",
-        "CodeSource",
-        "ConstDictKeySource",
-        "ConvertIntSource",
-        "DefaultsSource",
-        "DictGetItemSource",
-        "DictSubclassGetItemSource",
-        "FSDPNNModuleSource",
-        "FloatTensorSource",
-        "GenericAttrSource",
-        "GetItemSource",
-        "GlobalSource",
-        "GlobalStateSource",
-        "GradSource",
-        "ImportSource",
-        "ListGetItemSource",
-        "LocalSource",
-        "NNModuleSource",
-        "NamedTupleFieldsSource",
-        "OptimizerSource",
-        "ParamBufferSource",
-        "ShapeEnvSource",
-        "SkipGuardSource",
-        "TensorPropertySource",
-        "TupleIteratorGetItemSource",
-        "TypeDictSource",
-        "TypeMROSource",
-        "TypeSource",
-        "UnspecializedBuiltinNNModuleSource",
-        "UnspecializedNNModuleSource",
-        "UnspecializedParamBufferSource",
-    }
+    words(
+        """
+        AttrSource CallFunctionNoArgsSource CallMethodItemSource CellContentsSource ClosureSource
+        CodeSource ConstDictKeySource ConvertIntSource DefaultsSource DictGetItemSource
+        DictSubclassGetItemSource FSDPNNModuleSource FloatTensorSource GenericAttrSource GetItemSource
+        GlobalSource GlobalStateSource GradSource ImportSource ListGetItemSource LocalSource NNModuleSource
+        NamedTupleFieldsSource OptimizerSource ParamBufferSource ShapeEnvSource SkipGuardSource
+        TensorPropertySource TupleIteratorGetItemSource TypeDictSource TypeMROSource TypeSource
+        UnspecializedBuiltinNNModuleSource UnspecializedNNModuleSource UnspecializedParamBufferSource
+        """
+    )
 )
 """Names of classes in torch._dynamo.source (ShapeEnvSource: torch._guards has no other)."""
 
