@@ -28,7 +28,6 @@ from msgspec import Struct
 
 from ...compiler.errors import ExportFailed
 from ...compiler.graph.toolchain import local_target
-from ...compiler.request import cpu_isa as cpu
 from ...compiler.torch_internals.cpp import instruction_set
 from ...compiler.torch_internals.inductor import aot_inductor
 from .checks import ProgramShapes, checked, leaves, shapes_of, tensors_of
@@ -327,8 +326,7 @@ def _compiled_for(name: str, own: Sequence[str]) -> Iterator[list[str]]:
             hint="Run it as a job on a node that has them",
         )
     chosen = sorted(own if asked is None else asked)
-    flags = cpu.compiler_flags(chosen)
-    with instruction_set.cpu_target(cpu.vector_sets(chosen), flags, "avx512_bf16" in chosen):
+    with instruction_set.cpu_target(chosen):
         yield chosen
 
 

@@ -114,23 +114,6 @@ def pack(manifest: artifact_manifest.Manifest, members: Mapping[str, bytes]) -> 
     return b"".join((head, *frames))
 
 
-def sign(
-    data: bytes,
-    signer: PrivateKey,
-    *,
-    key: str,
-    namespace: str,
-    epoch: int,
-    signed_at: int,
-    origin: str = "",
-) -> bytes:
-    """An artifact file with one signature more, that of `make_signature`. Raises ArtifactError."""
-    made = make_signature(
-        data, signer, key=key, namespace=namespace, epoch=epoch, signed_at=signed_at, origin=origin
-    )
-    return with_signature(data, made)
-
-
 def make_signature(
     data: ArtifactFile,
     signer: PrivateKey,
@@ -153,11 +136,6 @@ def make_signature(
     _check_room(envelope)
     statement = Statement(key_id(signer.public_key()), namespace, signed_at, epoch, origin)
     return Signature(statement, signer.sign(signed_bytes(statement, envelope.manifest)))
-
-
-def with_signature(data: bytes, signature: Signature) -> bytes:
-    """The file with `signature` after those that it has. Raises ArtifactError."""
-    return with_head(data, head_with(data, signature))
 
 
 def with_head(data: bytes, head: bytes) -> bytes:

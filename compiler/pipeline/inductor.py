@@ -16,7 +16,6 @@ from ..api import compiles
 from ..errors import CompileFailed, CompileKilled, RelayError, SpecializeInputs, Unsupported
 from ..graph.ambient import apply_ambient
 from ..graph.configuration import options_of
-from ..request import cpu_isa as targets
 from ..request import schema, size_expr
 from ..search.in_compile import CompileSearch
 from ..torch_internals.algorithm_selection import padding_candidates, selector_cache
@@ -54,16 +53,11 @@ def compile_rebuilt(
     does. Raises CompileFailed with the compiler's own message, CompileKilled if the C++ compiler could not work,
     what `search` raises, and dry_run.DryRunFinished if `search` asks for a dry run.
     """
-    cpu = request.target.cpu
     halves: dict[int, torch.fx.GraphModule] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(config.aot_config(config.AOT_SERIALIZABLE))
         stack.enter_context(config.aot_config(dict(request.aot_options)))
-        stack.enter_context(
-            instruction_set.cpu_target(
-                targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
-            )
-        )
+        stack.enter_context(instruction_set.cpu_target(request.target.cpu))
         stack.enter_context(naming.content_addressed_kernel_names())
         stack.enter_context(lowering_speed.faster_lowering())
         building = stack.enter_context(kernel_libraries.recording_cpp_libraries())

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..graph import configuration
-from ..request import cpu_isa as targets
 from ..request import schema
 from ..torch_internals.cpp import instruction_set, precompiled_header
 
@@ -29,13 +28,7 @@ def name_for(target: schema.Target) -> str:
 def build(target: schema.Target, torch_version: str, folder: Path) -> None:
     """Make the header for `target` in `folder`. Raises Inductor's CppCompileError."""
     options = configuration.search_options(torch_version, kernel_threads=1, threads=1)
-    cpu = target.cpu
-    with (
-        precompiled_header.header_directory(folder),
-        instruction_set.cpu_target(
-            targets.vector_sets(cpu), targets.compiler_flags(cpu), "avx512_bf16" in cpu
-        ),
-    ):
+    with precompiled_header.header_directory(folder), instruction_set.cpu_target(target.cpu):
         os.utime(precompiled_header.precompile_header(options))
     _trim(folder)
 

@@ -70,16 +70,10 @@ def unpacked_size(data: bytes, limit: int) -> int:
     """
     try:
         size = zstd.get_frame_info(data).decompressed_size
-        if size is None:
-            decompressor, size = zstd.ZstdDecompressor(), 0
-            while not decompressor.eof and size <= limit:
-                part = decompressor.decompress(data, max_length=_PIECE)
-                data = b""
-                size += len(part)
-                if not part and decompressor.needs_input:
-                    raise MalformedRequest("body ends inside its zstd frame")
     except zstd.ZstdError as error:
         raise MalformedRequest(f"body is not a zstd frame: {error}") from None
+    if size is None:
+        return sum(map(len, decompressed([data], limit)))
     if size > limit:
         raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
     return size

@@ -27,7 +27,6 @@ from ..graph import configuration
 from ..graph.toolchain import device_environment
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
-from ..request import cpu_isa
 from ..torch_internals import patching
 from ..torch_internals.cpp import instruction_set, kernel_libraries
 from ..torch_internals.inductor import config
@@ -88,7 +87,6 @@ def open_task_executor(
     """
     device = spec.target.kind
     processors = len(os.sched_getaffinity(0))
-    cpu = spec.target.cpu
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
         "TRITON_CACHE_DIR": str(workdir / "triton"),
@@ -100,11 +98,7 @@ def open_task_executor(
             compile_workers.start_compile_workers(processors)
             stack.callback(compile_workers.stop_compile_workers)
         stack.enter_context(kernel_libraries.sharing_cpp_libraries(kernels))
-        stack.enter_context(
-            instruction_set.cpu_target(
-                cpu_isa.vector_sets(cpu), cpu_isa.compiler_flags(cpu), "avx512_bf16" in cpu
-            )
-        )
+        stack.enter_context(instruction_set.cpu_target(spec.target.cpu))
         options = configuration.search_options(spec.toolchain.torch, spec.threads, processors)
         stack.enter_context(config.inductor_config(options))
         if spec.threads and torch.get_num_threads() != spec.threads:

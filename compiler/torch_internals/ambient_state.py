@@ -9,7 +9,7 @@ So a state is what the older one says, and the values of the newer one that do n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -84,6 +84,24 @@ def _implied(matmul: str, cudnn: bool) -> dict[tuple[str, str], str]:
     values["mkldnn", "matmul"] = {"highest": "ieee", "high": "tf32"}.get(matmul, "bf16")
     values["cuda", "conv"] = values["cuda", "rnn"] = "tf32" if cudnn else "ieee"
     return values
+
+
+def precision_settings(name: str, device: str, dtypes: Collection[str]) -> dict[str, str]:
+    """What else decides how an operator on these dtypes (`torch.float32`) is computed."""
+    settings: dict[str, str] = {}
+    if "torch.float32" in dtypes:
+        settings["precision"] = matmul_precision()
+        if device == "cuda" and name == "convolution":
+            settings["cudnn.allow_tf32"] = str(read_precisions()[CUDNN_TF32])
+    if device == "cuda" and not {"torch.float16", "torch.bfloat16"}.isdisjoint(dtypes):
+        matmul = torch.backends.cuda.matmul
+        reduced = {
+            "fp16": matmul.allow_fp16_reduced_precision_reduction,
+            "bf16": matmul.allow_bf16_reduced_precision_reduction,
+        }
+        if limited := [f"{name}={allowed}" for name, allowed in reduced.items() if allowed is not True]:
+            settings["reduced_precision"] = " ".join(limited)
+    return settings
 
 
 # --- scaled dot product attention ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from signed import KEY, assembled, manifest_of, sealed, signature_of, signed, signed_again, taken_apart
+from signed import KEY, assembled, manifest_of, sealed, sign, signature_of, signed, signed_again, taken_apart
 from torchrelay.compiler import decoding
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
@@ -183,7 +183,7 @@ def test_what_was_signed_before_the_epoch_is_disowned() -> None:
 
 
 def test_one_signature_that_holds_is_enough_and_none_of_the_others_can_hurt() -> None:
-    twice = container.sign(
+    twice = sign(
         signed(FILES, STRANGER), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1, origin="o"
     )
     assert container.verify(twice, TRUSTED, key=KEY).statement.origin == "o"
@@ -202,7 +202,7 @@ def test_one_signature_that_holds_is_enough_and_none_of_the_others_can_hurt() ->
     assert refused(assembled(many, frames)) is ArtifactError
     full = msgspec.structs.replace(envelope, signatures=envelope.signatures * 4)
     with pytest.raises(ArtifactError, match="takes no more"):
-        container.sign(assembled(full, frames), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
+        sign(assembled(full, frames), SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
 
 
 def test_other_sites_namespaces_and_epochs_are_not_looked_at_but_their_revocation_is() -> None:
@@ -293,7 +293,7 @@ def test_a_member_whose_name_leads_elsewhere_is_refused_also_with_a_good_signatu
     files = {**FILES, name: b"evil"}
     assert refused(signed(files, SIGNER)) is ArtifactError
     with pytest.raises(ArtifactError):
-        container.sign(
+        sign(
             container.pack(manifest_of(files), files),
             SIGNER,
             key=KEY,

@@ -30,7 +30,7 @@ from service_parts import (
     graph,
     post,
 )
-from signed import assembled, evil_members, manifest_of, signed, signed_again, taken_apart
+from signed import assembled, evil_members, manifest_of, sign, signed, signed_again, taken_apart
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torchrelay.clients.artifacts.verification import TrustStore
 from torchrelay.clients.backend import process_backend
@@ -296,7 +296,7 @@ def test_a_file_forged_on_this_machines_disk_is_not_read_and_goes(
     path = tmp_path / "client" / "artifacts" / name[:2] / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
-        container.sign(pool.last, STRANGER, key=name, namespace="default", epoch=0, signed_at=1_800_000_000)
+        sign(pool.last, STRANGER, key=name, namespace="default", epoch=0, signed_at=1_800_000_000)
     )
     process_backend.cache_clear()
     process_report.cache_clear()

@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from service_parts import ArtifactPool, RedisServer, StartGateway, follow, graph, post
 from signed import KEY, manifest_of, packed
+from signed import sign as sign_by
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact import manifest as artifact_manifest
 from torchrelay.compiler.artifact.signing import Trust
@@ -25,7 +26,7 @@ FILES = {"code.py": b"print(1)\n" * 100}
 
 
 def sign(data: bytes) -> bytes:
-    return container.sign(data, SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
+    return sign_by(data, SIGNER, key=KEY, namespace="default", epoch=0, signed_at=1)
 
 
 def _passed(error: float, seconds: float) -> artifact_manifest.Verification:
@@ -159,7 +160,7 @@ def status(name):
 
 before = status("VmRSS")
 try:
-    container.sign(data, signer, key=key, namespace="default", epoch=0, signed_at=1)
+    container.make_signature(data, signer, key=key, namespace="default", epoch=0, signed_at=1)
 except ArtifactError as error:
     outcome = error.message
 print(status("VmHWM") - before, outcome)

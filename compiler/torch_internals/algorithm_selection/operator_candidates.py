@@ -15,10 +15,10 @@ import torch
 from ...tuning import records
 from ...tuning.candidates import CandidateBuilds
 from ...tuning.tile_config import slowest_first
+from ..ambient_state import precision_settings
 from ..cpp.kernel_libraries import candidate_context
 from ..inductor.config import changed_options
 from ..patching import patched, replace
-from .precision import precision_settings
 
 
 class OperatorCandidates:

@@ -12,8 +12,8 @@ import torch
 
 from ...tuning import records
 from ...tuning.candidates import CandidateBuilds
+from ..ambient_state import precision_settings
 from ..patching import patched
-from .precision import precision_settings
 
 PADDING_PREFIX = "pad_mm."
 """Begins the names of problems that ask whether a product's operands are padded."""

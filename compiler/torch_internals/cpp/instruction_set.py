@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
+from ...request import cpu_isa
 from ..patching import patched, replace
 
 
 @contextlib.contextmanager
-def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: bool) -> Iterator[None]:
-    """Make Inductor generate C++ for a given CPU instead of this one.
+def cpu_target(cpu: Collection[str]) -> Iterator[None]:
+    """Make Inductor generate C++ for a target (Target.cpu) instead of this CPU.
 
     Replaces torch._inductor.cpu_vec_isa.valid_vec_isa_list, the test builds by which Inductor finds out what this
     CPU can do (VecISA.check_build: three runs of g++, 2.5 s, in every job), and the -march part of
@@ -20,11 +21,11 @@ def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: 
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
 
-    chosen = []
+    chosen, vector_sets = [], set(cpu_isa.vector_sets(cpu))
     for isa in cpu_vec_isa.supported_vec_isa_list:
-        if str(isa).split() and set(str(isa).split()) <= set(vector_sets):
+        if str(isa).split() and set(str(isa).split()) <= vector_sets:
             if isinstance(isa, cpu_vec_isa.VecAVX512):
-                replace(isa, "_is_avx512_bf16_supported", avx512_bf16)
+                replace(isa, "_is_avx512_bf16_supported", "avx512_bf16" in cpu)
             chosen.append(isa)
     original = cpp_builder._get_optimization_cflags
 
@@ -32,7 +33,7 @@ def cpu_target(vector_sets: Collection[str], flags: Sequence[str], avx512_bf16: 
     def optimization_flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         cflags, ldflags = original(*args, **kwargs)
         kept = [flag for flag in cflags if not flag.startswith(("march=", "mcpu="))]
-        return kept + list(flags), ldflags
+        return kept + cpu_isa.compiler_flags(cpu), ldflags
 
     with (
         patched(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen),

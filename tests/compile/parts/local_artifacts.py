@@ -101,9 +101,11 @@ class LocalBackend:
         validate.check_request(codec.unpack_request(body), codec.Limits())
         if wanted.key not in self._compiled:
             unsigned = self._process.compile(body, wanted.key)
-            self._compiled[wanted.key] = container.sign(
+            signature = container.make_signature(
                 unsigned, self._signer, key=wanted.key, namespace="", epoch=0, signed_at=0
             )
+            signed = container.with_head(unsigned, container.head_with(unsigned, signature))
+            self._compiled[wanted.key] = signed
         opened = verify(self._compiled[wanted.key], self._trust, key=wanted.key, request=request)
         return load.load(opened, wanted.captured, self._folder / "cache")
 

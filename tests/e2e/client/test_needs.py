@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from signed import sign
 from test_commands import torchrelay, train
 from torchrelay.clients.commands.administration.cache import write_archive
 from torchrelay.compiler.artifact import container, symbol_versions
@@ -50,7 +51,7 @@ def republish(service: PrivateService, stored: Path, folder: Path, *, says_so: b
         needs={**manifest.needs, **({"GLIBC": "2.99"} if says_so else {})},
     )
     said = opened.statement
-    data = container.sign(
+    data = sign(
         container.pack(manifest, members),
         signer,
         key=manifest.key,

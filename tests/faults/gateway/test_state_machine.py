@@ -35,6 +35,7 @@ from hypothesis.stateful import (
 )
 from request_parts import manifest_of
 from service_parts import NEEDS, TOKEN, RedisServer, queue_and_take
+from signed import sign
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.errors import CompileKilled
 from torchrelay.service.base.settings import ServiceSettings
@@ -70,7 +71,7 @@ def make_artifacts(signer: Ed25519PrivateKey) -> Artifacts:
             for size in (SMALL, LARGE):
                 files = {"code.py": random.Random(f"{key}{letter}").randbytes(size)}
                 packed = container.pack(manifest_of(key, files), files)
-                made[key, letter, size] = container.sign(
+                made[key, letter, size] = sign(
                     packed, signer, key=key, namespace="default", epoch=0, signed_at=1_800_000_000
                 )
     assert {len(data) <= INLINE for (_, _, size), data in made.items() if size == SMALL} == {True}

@@ -73,6 +73,12 @@ def sealed(
     )
 
 
+def sign(data: bytes, signer: Ed25519PrivateKey, **said: Any) -> bytes:
+    """An artifact file with one signature more. said: arguments of container.make_signature. Raises ArtifactError."""
+    signature = container.make_signature(data, signer, **said)
+    return container.with_head(data, container.head_with(data, signature))
+
+
 def signature_of(statement: Statement, manifest: bytes, signer: Ed25519PrivateKey) -> container.Signature:
     return container.Signature(statement, signer.sign(container.signed_bytes(statement, manifest)))
 

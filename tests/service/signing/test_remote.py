@@ -254,7 +254,9 @@ def test_a_signature_that_is_not_this_artifacts_is_not_used(
         ),
         "nothing": container.Signature(mine.statement, b""),
     }
-    signed_before = container.with_signature(data, mine)  # a bad signature after a good one
+    signed_before = container.with_head(
+        data, container.head_with(data, mine)
+    )  # a bad signature after a good one
     for (what, lie), sent in itertools.product(lies.items(), (data, signed_before)):
         liar.answers["/v1/sign"] = codec.to_json(lie)
         with pytest.raises(Unavailable, match="is not used"):
