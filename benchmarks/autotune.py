@@ -39,7 +39,7 @@ from support.searches import search
 from support.variants import MEASURED, ChildFailed, run_child
 from support.winners import Tenant
 from torchrelay.clients.jobfiles import tuning_lock
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.graph import toolchain
 from torchrelay.compiler.search import ranking
 from torchrelay.compiler.tuning import records as tuning_records

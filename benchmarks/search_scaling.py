@@ -39,8 +39,7 @@ from torchrelay.compiler.errors import NoWorker
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.search import ranking as search_ranking
 from torchrelay.compiler.search.in_compile import CompileSearch
-from torchrelay.compiler.search.search_worker import TASKS_HELD, SearchWorker
-from torchrelay.compiler.search.task_executor import TaskExecutor
+from torchrelay.compiler.search.search_worker import TASKS_HELD, SearchWorker, TaskExecutor
 from torchrelay.compiler.torch_internals.triton import compile_workers
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.candidates import CandidateBuilds, Candidates

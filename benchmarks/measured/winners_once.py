@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.search import ranking, search_worker
-from torchrelay.compiler.search.task_executor import TaskExecutor
+from torchrelay.compiler.search.search_worker import TaskExecutor
 from torchrelay.compiler.tuning import queries, records
 
 ROUNDS = 512

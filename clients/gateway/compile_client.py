@@ -23,7 +23,7 @@ from ...compiler.api import compiles
 from ...compiler.api.compiles import MissExplanation
 from ...compiler.api.sign_in import SignInReply
 from ...compiler.api.trace_context import TRACE_HEADER, TraceContext, new_trace
-from ...compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
+from ...compiler.api.tuning.database import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from ...compiler.artifact.programs.shared import PROGRAM_MEDIA_TYPE, ProgramReply
 from ...compiler.artifact.trust_document import SignedDocument
 from ...compiler.request import codec

@@ -50,20 +50,20 @@ def encode_graph(
     gm: torch.fx.GraphModule,
     *,
     symbols: Mapping[Any, str] = {},
-    limits: codec.Limits | None = None,
     original: torch.fx.GraphModule | None = None,
 ) -> EncodedGraph:
     """Encode a graph, the tensors that it holds, and the user-written Triton kernels that it calls.
 
     symbols: sympy symbol -> its name on the wire, for SymInt arguments. original: the graph of which `gm` is a copy,
     without its annotations and what no node names. Raises Unsupported with the node and the reason; LimitExceeded
-    beyond `limits`.
+    beyond a gateway's usual limits (codec.Limits).
     """
     _refuse_annotations("the graph", original or gm)
-    encoder = _Encoder(symbols, limits or codec.Limits())
+    encoder = _Encoder(symbols)
     graph = encoder.graph(gm)
-    kernels = [] if encoder.kernels is None else encoder.kernels.sources
-    return EncodedGraph(graph, encoder.constants, kernels, sorted(encoder.eager), encoder.gpus)
+    return EncodedGraph(
+        graph, encoder.constants, encoder.kernels.sources, sorted(encoder.eager), encoder.gpus
+    )
 
 
 def encode_constant(tensor: torch.Tensor) -> schema.Constant:
@@ -107,13 +107,13 @@ class _Encoder:
     """Encodes one request's graphs; has what they share: constants, kernels, the devices they use, the number of
     nodes."""
 
-    def __init__(self, symbols: Mapping[Any, str], limits: codec.Limits) -> None:
+    def __init__(self, symbols: Mapping[Any, str]) -> None:
         self.constants: list[schema.Constant] = []
-        self.kernels: triton_kernels.KernelSources | None = None
+        self.kernels = triton_kernels.KernelSources()
         self.eager: list[list[int]] = []
         self.gpus: set[int | None] = set()
         self._symbols = symbols
-        self._limits = limits
+        self._limits = codec.Limits()
         self._positions: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # keeps ids in _positions from being reused
         self._bytes = 0
@@ -206,8 +206,6 @@ class _Encoder:
             values = [(name, triton_kernels.constant_of(name, value)) for name, value in constants.items()]
         except triton_source.BadKernelSource as error:
             raise Unsupported(f"an argument of a user-written Triton kernel: {error}") from None
-        if self.kernels is None:
-            self.kernels = triton_kernels.KernelSources(self._limits)
         kernel = kernel_side_table.user_kernel(cast(int, node.kwargs["kernel_idx"]))
         return schema.Node(
             op="call_function",

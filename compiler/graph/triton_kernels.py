@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from .. import decoding
-from ..errors import LimitExceeded, MalformedRequest, RelayError, Unsupported
-from ..request import allowed_names, codec, schema, triton_source
+from ..errors import MalformedRequest, RelayError, Unsupported
+from ..request import allowed_names, schema, triton_source
 from ..request.triton_source import _INT64, BadKernelSource
 
 _SETTINGS = ("num_warps", "num_stages", "num_ctas")
@@ -31,28 +31,20 @@ _CONFIG = {"kwargs", "maxnreg", *_SETTINGS}
 class KernelSources:
     """The kernels of one request, in order of first use."""
 
-    def __init__(self, limits: codec.Limits | None = None) -> None:
+    def __init__(self) -> None:
         self.sources: list[schema.KernelSource] = []
-        self._limits = limits or codec.Limits()
         self._positions: dict[int, int] = {}
         self._kept: list[Any] = []  # keeps ids in _positions from being reused
 
     def position(self, kernel: Any) -> int:
-        """A kernel's place in `sources`. Raises Unsupported, LimitExceeded."""
+        """A kernel's place in `sources`. Raises Unsupported."""
         if id(kernel) not in self._positions:
             source = describe(kernel)
             if source not in self.sources:
                 self.sources.append(source)
-                self._check_size()
             self._kept.append(kernel)
             self._positions[id(kernel)] = self.sources.index(source)
         return self._positions[id(kernel)]
-
-    def _check_size(self) -> None:
-        if len(self.sources) > self._limits.kernels:
-            raise LimitExceeded(f"more than {self._limits.kernels} user-written Triton kernels")
-        if sum(len(kernel.source.encode()) for kernel in self.sources) > self._limits.source_bytes:
-            raise LimitExceeded(f"source of more than {self._limits.source_bytes} bytes")
 
 
 def describe(kernel: Any) -> schema.KernelSource:

@@ -36,7 +36,7 @@ from ..torch_internals.distributed import fake_process_group
 from ..torch_internals.inductor import dry_run, naming
 from ..torch_internals.loading import preload as inductor_preload
 from ..torch_internals.triton import caches as triton_caches
-from ..torch_internals.triton import compile_workers, winners
+from ..torch_internals.triton import compile_workers
 from ..torch_internals.triton import kernels as triton_kernels
 from ..tuning import queries
 from . import inductor, outcomes, rebuilt_graph, verify, warm_up
@@ -137,7 +137,7 @@ def compile_request(
             clock.enter("verify", "")
             verification = _verified(request, compiled, settings.verify, clock)
         clock.enter("autotune", "")
-        bundle, measured = winners.fix_winners(compiled.bundle, triton)
+        bundle, measured = triton_kernels.fix_winners(compiled.bundle, triton)
         clock.enter("publish", "")
         waited = compiled.building.waited
         modules = {

@@ -21,7 +21,7 @@ from ..torch_internals.algorithm_selection import lower_operator, operator_candi
 from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.inductor import config
 from ..tuning import records
-from ..tuning.candidates import CandidateBuilds, Candidates
+from ..tuning.candidates import Candidates
 from ..tuning.queries import TuningTask
 from ..tuning.records import Operand, Problem
 from . import numerics
@@ -350,7 +350,7 @@ def _reduced(text: str) -> dict[str, bool]:
     return {name: _bool(value) for name, _, value in pairs}
 
 
-class CopyCandidates:
+class CopyCandidates(Candidates):
     """A copy of one tensor. It has no reference: nothing is computed."""
 
     def __init__(self, problem: Problem, device: str) -> None:
@@ -360,21 +360,12 @@ class CopyCandidates:
         self.aten = [0]
         self._source = self._target = torch.empty(0)
 
-    def begin_building(self) -> CandidateBuilds:
-        return CandidateBuilds()
-
     def prepare(self, seed: int) -> None:
         (operand,) = self.problem.operands
         dtype = getattr(torch, operand.dtype)
         source = torch.empty_strided(operand.size, operand.stride, dtype=dtype, device=self.device)
         self._source = numerics.fill(source, torch.Generator(self.device).manual_seed(seed))
         self._target = torch.empty_like(source)
-
-    def move(self, copy: int) -> bool:
-        return False
-
-    def reference(self) -> None:
-        return None
 
     def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
         body(lambda: self._target.copy_(self._source))

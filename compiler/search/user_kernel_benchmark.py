@@ -22,6 +22,7 @@ from .. import decoding
 from ..api.tuning import kernels
 from ..graph import triton_kernels
 from ..tuning import records
+from ..tuning.candidates import RunnableCandidates
 from . import benchmark, device_lock, numerics
 from . import ranking as search_ranking
 
@@ -75,8 +76,8 @@ def run_benchmark(task: bytes, send: Callable[[bytes], None]) -> None:
     KernelBenchmark(given, lambda message: send(msgspec.msgpack.encode(message))).measure()
 
 
-class KernelBenchmark:
-    """One order's benchmark; also the RunnableCandidates that it measures."""
+class KernelBenchmark(RunnableCandidates):
+    """One order's benchmark, and what it measures."""
 
     def __init__(self, task: KernelBenchmarkOrder, send: Callable[[BenchmarkMessage], None]) -> None:
         self._task = task

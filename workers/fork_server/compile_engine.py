@@ -20,7 +20,7 @@ import msgspec
 
 from ...compiler import decoding
 from ...compiler.api import compiles
-from ...compiler.api.tuning.search_order import SearchJobSpec
+from ...compiler.api.tuning.jobs import SearchJobSpec
 from ...compiler.errors import MalformedRequest
 from ...compiler.kernel_store.libraries import KernelExchange
 from ...compiler.request import codec, schema

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ....compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
+from ....compiler.api.tuning.database import AutotunedLibrary, AutotuneEntry
 from ....compiler.errors import ClientError, Forbidden, NotFound, RelayError, SchemaMismatch
 from ....compiler.graph.toolchain import device_environment, local_target, local_toolchain
 from ....compiler.tuning.queries import ENTRY_LIMIT

@@ -190,3 +190,14 @@ class GraphStored(Struct, frozen=True):
     """Answer of `POST /v1/tunes/graphs`: the key by which jobs can name the graph."""
 
     key: str
+
+
+MOST_THREADS = 4096
+
+
+class SearchJobSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The order that starts a search worker: what kernels are made for. threads: for kernels on a CPU; 0 for a GPU."""
+
+    toolchain: schema.Toolchain
+    target: schema.Target
+    threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0

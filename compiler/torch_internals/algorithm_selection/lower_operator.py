@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -78,22 +78,24 @@ def candidates_of_operator(
     graph.output((graph.call_function(*call(nodes)),))
     gm = torch.fx.GraphModule(root, graph)
     FakeTensorProp(gm, mode).propagate(*inputs)
+    with tracing_context(mode), V.set_fake_mode(mode), _recording_candidates() as found:
+        lowering = GraphLowering(gm, example_inputs=inputs, is_inference=True, layout_opt=channels_last)
+        with V.set_graph_handler(lowering):
+            lowering.run(*inputs)
+    return found
+
+
+@contextlib.contextmanager
+def _recording_candidates() -> Iterator[list[OperatorCandidates]]:
+    """What Inductor would choose from inside the block; it takes PyTorch's own kernels."""
     found: list[OperatorCandidates] = []
 
     def record(selection: OperatorCandidates) -> int:
         found.append(selection)
         return selection.aten[0] if selection.aten else 0
 
-    with (
-        tracing_context(mode),
-        V.set_fake_mode(mode),
-        choosing_algorithms(record, least=1),
-        torch.no_grad(),
-    ):
-        lowering = GraphLowering(gm, example_inputs=inputs, is_inference=True, layout_opt=channels_last)
-        with V.set_graph_handler(lowering):
-            lowering.run(*inputs)
-    return found
+    with choosing_algorithms(record, least=1), torch.no_grad():
+        yield found
 
 
 class _AlwaysDryRun:
@@ -106,12 +108,6 @@ class _AlwaysDryRun:
 
 def candidates_of_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[OperatorCandidates]:
     """What Inductor chooses from when it lowers a graph that Dynamo has traced; nothing is compiled."""
-    found: list[OperatorCandidates] = []
-
-    def record(selection: OperatorCandidates) -> int:
-        found.append(selection)
-        return selection.aten[0] if selection.aten else 0
-
-    with choosing_algorithms(record, least=1), torch.no_grad(), contextlib.suppress(DryRunFinished):
+    with _recording_candidates() as found, contextlib.suppress(DryRunFinished):
         compile_graph(gm, inputs, {}, on_lowering=lambda backward: None, control=_AlwaysDryRun())
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...tuning import records
-from ...tuning.candidates import CandidateBuilds
+from ...tuning.candidates import CandidateBuilds, Candidates
 from ...tuning.tile_config import slowest_first
 from ..ambient_state import precision_settings
 from ..cpp.kernel_libraries import candidate_context
@@ -21,7 +21,7 @@ from ..inductor.config import changed_options
 from ..patching import patched, replace
 
 
-class OperatorCandidates:
+class OperatorCandidates(Candidates):
     """An operator that Inductor has several implementations for, and these candidates.
 
     Made from what torch._inductor.select_algorithm.AlgorithmSelectorCache.__call__ is given. device: `cpu` or `cuda`.

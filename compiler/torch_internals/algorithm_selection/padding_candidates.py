@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...tuning import records
-from ...tuning.candidates import CandidateBuilds
+from ...tuning.candidates import Candidates
 from ..ambient_state import precision_settings
 from ..patching import patched
 
@@ -19,15 +19,13 @@ PADDING_PREFIX = "pad_mm."
 """Begins the names of problems that ask whether a product's operands are padded."""
 
 
-class PaddingCandidates:
+class PaddingCandidates(Candidates):
     """Whether a product's operands are padded to sizes that the device likes better, as candidates.
 
     `mm`, `addmm` or `bmm` of tensors, fake ones as a rule. excluded: those of mat1 and mat2 whose padding costs
-    nothing in their graph. From torch._inductor.fx_passes.pad_mm, which measures each anew and takes its padding if it
-    is a tenth faster.
+    nothing in their graph. There is no reference: both are PyTorch's own product. From
+    torch._inductor.fx_passes.pad_mm, which measures each anew and takes its padding if it is a tenth faster.
     """
-
-    aten: list[int]
 
     def __init__(self, op: str, tensors: Sequence[torch.Tensor], excluded: Collection[str]) -> None:
         *bias, mat1, mat2 = tensors
@@ -45,9 +43,6 @@ class PaddingCandidates:
             settings["excluded"] = " ".join(sorted(excluded))
         result = records.Operand(operands[-1].dtype, size, records.contiguous(size))
         self.problem = records.Problem(PADDING_PREFIX + op, operands, result, tuple(sorted(settings.items())))
-
-    def begin_building(self) -> CandidateBuilds:
-        return CandidateBuilds()
 
     def prepare(self, seed: int) -> None:
         """Have pad_mm make the inputs and both functions, which it hands to what measures them."""
@@ -75,12 +70,6 @@ class PaddingCandidates:
         if len(functions) != len(self.candidates):
             raise RuntimeError(f"{self.problem.text()} is not decided by measuring")
         self._functions = functions
-
-    def move(self, copy: int) -> bool:
-        return False
-
-    def reference(self) -> None:
-        """Both are PyTorch's own product of the same numbers."""
 
     def run(self, index: int, body: Callable[[Callable[[], Any]], None]) -> torch.Tensor:
         body(self._functions[index])

@@ -69,19 +69,13 @@ def install() -> Callable[[], None]:
     def ordered(self: Any) -> Any:
         return order(self) if _making.value is None else ()
 
-    restore = (
-        replace(builder, "get", found),
-        replace(builder, "_set_guard_export_info", noted),
-        replace(guards, "profile_guard_manager", measured),
-        replace(sources.Guard, "sort_key", ordered),
-        replace(sources, "eval", _evaluated),
-    )
-
-    def uninstall() -> None:
-        for undo in restore:
-            undo()
-
-    return uninstall
+    installed = contextlib.ExitStack()
+    installed.callback(replace(builder, "get", found))
+    installed.callback(replace(builder, "_set_guard_export_info", noted))
+    installed.callback(replace(guards, "profile_guard_manager", measured))
+    installed.callback(replace(sources.Guard, "sort_key", ordered))
+    installed.callback(replace(sources, "eval", _evaluated))
+    return installed.close
 
 
 def _evaluated(text: str, *scopes: Any) -> Any:

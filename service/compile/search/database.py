@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from ....compiler import decoding
-from ....compiler.api.tuning.autotunes import AutotunedLibrary, AutotuneEntry
+from ....compiler.api.tuning.database import AutotunedLibrary, AutotuneEntry
 from ....compiler.errors import LimitExceeded
 from ....compiler.tuning import queries, records
 from ....compiler.tuning.records import DeviceEnvironment, Problem, TuningEntry

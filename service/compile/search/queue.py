@@ -20,7 +20,7 @@ from msgspec import Struct
 from redis.exceptions import RedisError
 
 from ....compiler import decoding
-from ....compiler.api.tuning.search_order import MOST_THREADS
+from ....compiler.api.tuning.jobs import MOST_THREADS
 from ....compiler.errors import LimitExceeded, MalformedRequest
 from ....compiler.tuning import queries
 from ....compiler.tuning.queries import KnownEntries, SearchResult, TuningTask

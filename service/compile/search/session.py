@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from ....compiler.api.tuning.search_order import SearchJobSpec
+from ....compiler.api.tuning.jobs import SearchJobSpec
 from ....compiler.errors import CompileTimeout, MalformedRequest, RelayError
 from ....compiler.tuning import queries, records
 from ....compiler.tuning.queries import (

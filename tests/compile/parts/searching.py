@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.kernel_store.libraries import KernelExchange
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.search import ranking

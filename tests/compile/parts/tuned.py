@@ -34,7 +34,7 @@ from torchrelay.compiler.search import benchmark as search_benchmark
 from torchrelay.compiler.search import user_kernels
 from torchrelay.compiler.torch_internals import patching
 from torchrelay.compiler.torch_internals.inductor import lowering_speed
-from torchrelay.compiler.torch_internals.triton import winners
+from torchrelay.compiler.torch_internals.triton import kernels as winners
 from torchrelay.compiler.tuning import queries, records
 
 _LENGTH = struct.Struct(">Q")

@@ -71,7 +71,7 @@ JOB = """
     from torchrelay.compiler.pipeline import pipeline
     from torchrelay.compiler.request import codec
     from torchrelay.compiler.torch_internals.loading.preload import preload_compiler
-    from torchrelay.compiler.torch_internals.triton import winners
+    from torchrelay.compiler.torch_internals.triton import kernels as winners
 
     folder = pathlib.Path(sys.argv[1])
     request = codec.unpack_request((folder / "request").read_bytes())

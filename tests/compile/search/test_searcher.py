@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
-from torchrelay.compiler.search import lower_problem, task_executor
+from torchrelay.compiler.search import lower_problem, search_worker
 from torchrelay.compiler.torch_internals.algorithm_selection import operator_candidates
 from torchrelay.compiler.tuning.queries import TuningTask
 from torchrelay.compiler.tuning.records import parse_problem
@@ -171,9 +171,9 @@ def test_a_small_budget_builds_few_of_many_candidates_and_the_same_ones_each_tim
     selection.thin(5)
     assert selection.candidates == kept
     whole = TuningTask(id="w", problem=parse_problem(MM), exact=False)
-    assert task_executor.max_built(whole) == task_executor.MAX_BUILT
-    assert task_executor.max_built(replace(whole, seconds=0.1)) == 32
-    assert task_executor.max_built(replace(whole, seconds=1e6)) == task_executor.MAX_BUILT
+    assert search_worker.max_built(whole) == search_worker.MAX_BUILT
+    assert search_worker.max_built(replace(whole, seconds=0.1)) == 32
+    assert search_worker.max_built(replace(whole, seconds=1e6)) == search_worker.MAX_BUILT
 
 
 def test_moved_inputs_are_the_same_numbers_in_other_memory_and_share_it_as_before():

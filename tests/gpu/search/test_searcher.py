@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchrelay.compiler.graph.toolchain import local_toolchain
 from torchrelay.compiler.request.schema import Target
-from torchrelay.compiler.search import ranking, task_executor
+from torchrelay.compiler.search import ranking, search_worker
 from torchrelay.compiler.tuning.queries import TuningTask
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -100,7 +100,7 @@ def test_a_candidate_that_hangs_or_breaks_the_gpu_ends_the_process_and_is_known(
     short = ranking.RankingSettings(seconds=0.5)
     task = TASKS[0]
     told = search([task], gpu(), local_toolchain(), tmp_path, threads=0, settings=short, fault=fault)
-    assert told.status == task_executor.BROKEN_DEVICE_EXIT, told.log[-2000:]
+    assert told.status == search_worker.BROKEN_DEVICE_EXIT, told.log[-2000:]
     assert words in told.log
     last = told.tried(task.id)[-1]
     assert last.startswith("triton_")

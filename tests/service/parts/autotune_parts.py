@@ -11,7 +11,7 @@ import pytest
 from service_parts import TOKEN, RedisServer
 from torchrelay.clients.artifacts.autotune_cache import team_winners
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.tuning.autotunes import AutotuneEntry
+from torchrelay.compiler.api.tuning.database import AutotuneEntry
 from torchrelay.compiler.tuning.records import DeviceEnvironment
 
 H200 = DeviceEnvironment("NVIDIA H200", "9.0", "580.65", "2.13.0", "3.7.0", "13.0")

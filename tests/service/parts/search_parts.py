@@ -12,7 +12,7 @@ import msgspec
 from redis.asyncio import Redis
 from service_parts import TARGET, TOOLCHAIN, RedisServer
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.errors import CompileKilled, NoWorker, Overloaded
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries

@@ -14,10 +14,10 @@ import torch
 
 triton = pytest.importorskip("triton", reason="needs Triton, not a GPU")
 
-from torchrelay.compiler.errors import LimitExceeded, MalformedRequest, Unsupported  # noqa: E402
+from torchrelay.compiler.errors import MalformedRequest, Unsupported  # noqa: E402
 from torchrelay.compiler.graph import decode, encode, triton_kernels  # noqa: E402
-from torchrelay.compiler.graph.triton_kernels import KernelSources, describe  # noqa: E402
-from torchrelay.compiler.request import codec, schema, triton_source  # noqa: E402
+from torchrelay.compiler.graph.triton_kernels import describe  # noqa: E402
+from torchrelay.compiler.request import schema, triton_source  # noqa: E402
 from torchrelay.compiler.torch_internals.dynamo import kernel_side_table  # noqa: E402
 
 MODULE = """\
@@ -245,16 +245,6 @@ def test_two_things_of_one_name_are_unsupported(load: Load) -> None:
             describe(load(text).kernel)
     finally:
         del sys.modules["kernels_of_elsewhere"]
-
-
-def test_too_much_source_is_not_sent(load: Load) -> None:
-    module = load()
-    with pytest.raises(LimitExceeded, match="more than 1 user-written"):
-        sources = KernelSources(codec.Limits(kernels=1))
-        sources.position(module.kernel)
-        sources.position(module.tuned)
-    with pytest.raises(LimitExceeded, match="source of more than 100 bytes"):
-        KernelSources(codec.Limits(source_bytes=100)).position(module.kernel)
 
 
 # --- in a graph ------------------------------------------------------------------------------------------

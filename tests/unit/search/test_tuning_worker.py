@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.search import ranking
-from torchrelay.compiler.search.search_worker import SearchWorker
-from torchrelay.compiler.search.task_executor import TaskExecutor
+from torchrelay.compiler.search.search_worker import SearchWorker, TaskExecutor
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.candidates import CandidateBuilds, Candidates
 from torchrelay.compiler.tuning.queries import (

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import waiting
 from pool_parts import RAY_TOKEN, compile_when_idle
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.tuning import queries
 from torchrelay.service.base.settings import ServiceSettings

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.errors import Unavailable, VerifyFailed
 from torchrelay.compiler.process.forked_process import ForkedProcess
 from torchrelay.compiler.request import cpu_isa, schema

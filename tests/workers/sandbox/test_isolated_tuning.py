@@ -11,7 +11,7 @@ import pytest
 import torch
 from forms import CONFINING, require, settings, warm_slot
 from torchrelay.compiler import decoding
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import codec, schema

@@ -18,7 +18,7 @@ from torchrelay.compiler import decoding
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.compiler.api.training.jobs import TrainSpec
 from torchrelay.compiler.api.training.node_messages import TrainOrder
-from torchrelay.compiler.api.tuning.search_order import SearchJobSpec
+from torchrelay.compiler.api.tuning.jobs import SearchJobSpec
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, CompileTimeout, NoWorker, Overloaded
 from torchrelay.compiler.tuning import queries
 from torchrelay.workers.pool import SearchDevice, WorkerLost

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path
 
-from .....compiler.api.tuning.autotunes import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
+from .....compiler.api.tuning.database import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
 from .....compiler.errors import NotFound
 from ...http.json_routes import JsonRouter
 from ..parameters import CompilerTenant, ReaderTenant

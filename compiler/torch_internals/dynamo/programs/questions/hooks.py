@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -13,20 +14,13 @@ Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes of a method what takes its place."""
 
 
-class Hooks:
-    """What was put around methods and functions, to be taken away again by `end`."""
-
-    def __init__(self) -> None:
-        self._restore: list[Callable[[], None]] = []
+class Hooks(contextlib.ExitStack):
+    """What was put around methods and functions, until the stack is closed."""
 
     def put(self, owner: type | ModuleType, name: str, around: Around) -> None:
         """Around what the class or module itself has under the name."""
         own = vars(owner)[name]
-        self._restore.append(replace(owner, name, functools.wraps(own)(around(own))))
-
-    def end(self) -> None:
-        while self._restore:
-            self._restore.pop()()
+        self.callback(replace(owner, name, functools.wraps(own)(around(own))))
 
 
 def owners(base: type, name: str) -> Iterator[type]:
