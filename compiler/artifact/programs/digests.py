@@ -304,15 +304,15 @@ def _cells(function: types.FunctionType) -> list[Any]:
 def _known(code: types.CodeType, scope: Mapping[str, Any]) -> list[str]:
     """Which names the module has: one that is a builtin today is another function once its module has it, and Dynamo
     has no guards on one that is missing."""
-    return sorted(name for name in _names(code) if name in scope)
+    return sorted({name for each in nested(code) for name in each.co_names if name in scope})
 
 
-def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code itself, and that of all functions and classes inside it, in order."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found.update(_names(constant))
-    return found
+            yield from nested(constant)
 
 
 def _add_code(digest: Any, code: types.CodeType) -> None:

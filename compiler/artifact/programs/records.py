@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 7
+REVISION = 8
 """The revision of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """The limit of an encoded program."""
@@ -22,7 +22,7 @@ class NotPortable(Exception):
 
 class SourceRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where Dynamo takes a value from. kind: its class in torch._dynamo.source. bases: fields that are sources
-    themselves, as positions of earlier records. values: fields with constants, in the form of values.encode."""
+    themselves, as positions of earlier records. values: fields with constants, in the form of values.constant."""
 
     kind: _Name
     bases: dict[_Name, _Index] = {}
@@ -78,11 +78,11 @@ class CodeReference(Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class ConstantRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A constant of PyTorch's in bytecode: its place in co_consts (through code objects inside), its type and name."""
+    """A constant of PyTorch's in bytecode: its place in co_consts (through code objects inside), and the form of
+    values.constant; None: the dict of the frame's global variables."""
 
     path: list[_Index]
-    kind: _Name
-    value: _Name
+    value: Any
 
 
 class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ....artifact.programs.records import ConstantRecord, NotPortable
+from . import values
 
 # Names of the global variables that Dynamo makes for its bytecode.
 GRAPH = "__compiled_fn"
@@ -18,8 +19,6 @@ BUILTINS = "__builtins_dict__"
 VALUE = "__program_value"
 ALIAS = "__import_"
 """Of a module; as long as the module is imported, all frames share it."""
-
-_SCOPE = "globals"
 
 
 def write(code: types.CodeType, scope: Mapping[str, Any]) -> tuple[bytes, list[ConstantRecord]]:
@@ -40,7 +39,8 @@ def read(data: bytes, named: Sequence[ConstantRecord], scope: Mapping[str, Any])
     if not isinstance(code, types.CodeType):
         raise ValueError("no bytecode")
     for record in named:
-        code = _replaced(code, record.path, _constant(record, scope))
+        value = scope if record.value is None else values.constant_of(record.value)
+        code = _replaced(code, record.path, value)
     return code
 
 
@@ -48,7 +48,7 @@ def shown(data: bytes, named: Sequence[ConstantRecord]) -> types.CodeType:
     """Does what `read` does, but with text in the place of PyTorch's constants."""
     code: types.CodeType = marshal.loads(data)
     for record in named:
-        code = _replaced(code, record.path, f"{record.kind} {record.value}")
+        code = _replaced(code, record.path, f"{record.value}")
     return code
 
 
@@ -58,24 +58,10 @@ def _named(code: types.CodeType, path: tuple[int, ...], scope: Mapping[str, Any]
         match constant:
             case types.CodeType():
                 yield from _named(constant, tuple(here), scope)
-            case torch.device():
-                yield ConstantRecord(here, "device", str(constant))
-            case torch.dtype() | torch.layout() | torch.memory_format():
-                yield ConstantRecord(here, type(constant).__name__, str(constant).removeprefix("torch."))
+            case torch.device() | torch.dtype() | torch.layout() | torch.memory_format():
+                yield ConstantRecord(here, values.constant(constant))
             case dict() if constant is scope:
-                yield ConstantRecord(here, _SCOPE, "")
-
-
-def _constant(record: ConstantRecord, scope: Mapping[str, Any]) -> Any:
-    if record.kind == _SCOPE:
-        return scope
-    if record.kind == "device":
-        return torch.device(record.value)
-    kinds = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-    found = getattr(torch, record.value, None)
-    if record.kind not in kinds or not isinstance(found, kinds[record.kind]):
-        raise ValueError(f"no constant {record.kind} {record.value}")
-    return found
+                yield ConstantRecord(here, None)
 
 
 def _replaced(code: types.CodeType, path: Sequence[int], value: Any) -> types.CodeType:

@@ -98,20 +98,19 @@ def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
     variables = [each.name for each in program.globals if not each.name.startswith(bytecode.ALIAS)]
     generated = [*called, *variables, *([program.builtins] if program.builtins else [])]
     codes = [program.bytecode, *(each.code for each in program.globals if each.code)]
-    used = [name for data in codes for name in _names(marshal.loads(data)) if name in generated]
+    used = [
+        name
+        for data in codes
+        for code in digests.nested(marshal.loads(data))
+        for name in code.co_names
+        if name in generated
+    ]
     for position, name in enumerate(dict.fromkeys([*used, *generated])):
         prefix = next(
             (each for each in (bytecode.GRAPH, bytecode.RESUME, bytecode.BUILTINS) if name.startswith(each)),
             "",
         )
         yield name, f"{prefix or bytecode.VALUE}_{position}"
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _generated(program: FrameProgram, renamed: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -289,19 +289,12 @@ def _reference(module: str, name: str, code: types.CodeType) -> CodeReference | 
     try:
         place = digests.resolve(module, name)
         functions = list(digests.reached_functions(place))
-        if not any(code is each or code in _nested(each) for each in (f.__code__ for f in functions)):
+        if not any(code in digests.nested(function.__code__) for function in functions):
             return None
         digests.meet_module(module)
         return CodeReference(module, name, digests.function_digest(place))
     except (LookupError, ValueError):
         return None
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield constant
-            yield from _nested(constant)
 
 
 def _is_library(module: str) -> bool:

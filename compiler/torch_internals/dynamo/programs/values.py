@@ -19,6 +19,8 @@ from . import operators
 _LEAVES = (torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size)
 _UNNAMED = {kind.__qualname__: kind for kind in vars(types).values() if isinstance(kind, type)}
 """Classes that Python's `builtins` has no names for."""
+_NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+"""Kinds of constants that are attributes of torch."""
 _DEPTH = 8
 _HOOKS = (
     "_forward_hooks",
@@ -40,7 +42,7 @@ def described(value: Any) -> Any:
 
 
 def constant(value: Any) -> Any:
-    """A constant in a source or a guard, to be read by `constant_of`. Raises NotPortable."""
+    """A constant in a source, a guard or bytecode, to be read by `constant_of`. Raises NotPortable."""
     match value:
         case None | bool() | int() | float() | str() if type(value) in (type(None), bool, int, float, str):
             return value
@@ -50,8 +52,8 @@ def constant(value: Any) -> Any:
             return ["tuple", *(constant(part) for part in value)]
         case torch.device():
             return ["device", str(value)]
-        case torch.dtype():
-            return ["dtype", str(value).removeprefix("torch.")]
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return [type(value).__name__, str(value).removeprefix("torch.")]
     raise NotPortable(f"a key or index that is a {type(value).__name__}")
 
 
@@ -66,7 +68,7 @@ def constant_of(record: Any) -> Any:
             return bytes.fromhex(digits)
         case ["device", str(name)]:
             return torch.device(name)
-        case ["dtype", str(name)] if isinstance(found := getattr(torch, name, None), torch.dtype):
+        case [str(kind), str(name)] if isinstance(found := getattr(torch, name, None), _NAMED.get(kind, ())):
             return found
     raise ValueError("no constant")
 

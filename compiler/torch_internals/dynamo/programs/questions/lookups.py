@@ -10,7 +10,7 @@ from typing import Any
 
 from .....artifact.programs import digests
 from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed
-from .hooks import Hooks, owners
+from .hooks import Around, Hooks, owners
 
 Note = Callable[[Asked], None]
 _ATTRIBUTE = ("tp_getattro_impl", "var_getattr")
@@ -49,16 +49,11 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
         return asks
 
-    def hasattr_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def asks(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
-            if active():
-                if type(variable).__name__ == "PythonModuleVariable":
-                    note(ModuleName(variable.source, variable.value, _text(name)))
-                else:
-                    _note_attribute(note, variable, _text(name))
-            return method(variable, tx, name, *more, **others)
-
-        return asks
+    def has(variable: Any, tx: Any, name: Any, *_: Any, **__: Any) -> None:
+        if type(variable).__name__ == "PythonModuleVariable":
+            note(ModuleName(variable.source, variable.value, _text(name)))
+        else:
+            _note_attribute(note, variable, _text(name))
 
     def key_observed(method: Callable[..., Any]) -> Callable[..., Any]:
         def asks(variable: Any, *arguments: Any) -> Any:
@@ -74,16 +69,12 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
         return asks
 
-    def builtin_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def asks(frame: Any, name: str) -> Any:
-            if active() and name not in frame.f_builtins:  # since PyTorch 2.15 a NameError that may be caught
-                note(ModuleName(None, builtins, name))
-            return method(frame, name)
+    def builtin(frame: Any, name: str) -> None:
+        if name not in frame.f_builtins:  # since PyTorch 2.15 a NameError that may be caught
+            note(ModuleName(None, builtins, name))
 
-        return asks
-
-    hooks.put(InstructionTranslatorBase, "load_builtin_from_argval", builtin_observed)
-    for names, observed in ((_ATTRIBUTE, getattr_observed), (("call_obj_hasattr",), hasattr_observed)):
+    hooks.put(InstructionTranslatorBase, "load_builtin_from_argval", _first(active, builtin))
+    for names, observed in ((_ATTRIBUTE, getattr_observed), (("call_obj_hasattr",), _first(active, has))):
         found = [(owner, name) for name in names for owner in owners(VariableTracker, name)]
         if not found:
             raise AttributeError(f"VariableTracker.{names[0]}")
@@ -104,45 +95,28 @@ def _observe_guards(hooks: Hooks, note: Note, active: Callable[[], bool]) -> Non
 
     install_guard = guards.install_guard
 
-    def installed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def installs(*wanted: Any, **others: Any) -> None:
-            if active():
-                for guard in wanted:
-                    if is_from_skip_guard_source(guard.originating_source):
-                        note(Dropped(guard))
-            method(*wanted, **others)
-
-        return installs
+    def installs(*wanted: Any, **_: Any) -> None:
+        for guard in wanted:
+            if is_from_skip_guard_source(guard.originating_source):
+                note(Dropped(guard))
 
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch._dynamo") and (
             vars(module).get("install_guard") is install_guard
         ):
-            hooks.put(module, "install_guard", installed)
+            hooks.put(module, "install_guard", _first(active, installs))
 
 
 def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     from torch._dynamo import variables
     from torch._dynamo.variables.dicts import ConstDictVariable
 
-    def order_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def takes(variable: Any, *arguments: Any, **others: Any) -> Any:
-            if active():
+    def call_of_set(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
+        if isinstance(variable, root):
+            if name in ("pop", "__iter__", "__repr__", "__str__"):
                 _note_order(note, variable)
-            return method(variable, *arguments, **others)
-
-        return takes
-
-    def call_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
-            if active() and isinstance(variable, root):
-                if name in ("pop", "__iter__", "__repr__", "__str__"):
-                    _note_order(note, variable)
-                for each in more[0] if more else others["args"]:
-                    note_keys(note, each)
-            return method(variable, tx, name, *more, **others)
-
-        return calls
+            for each in more[0] if more else others["args"]:
+                note_keys(note, each)
 
     every: Any = variables
     root = every.SetVariable
@@ -150,9 +124,9 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
         root = root.__base__
     for name in _ORDER:
         for owner in owners(_class_with(root, name), name):
-            hooks.put(owner, name, order_observed)
+            hooks.put(owner, name, _first(active, lambda variable, *_, **__: _note_order(note, variable)))
     for owner in {*owners(root, "call_method"), _class_with(root, "call_method")}:
-        hooks.put(owner, "call_method", call_observed)
+        hooks.put(owner, "call_method", _first(active, call_of_set))
 
     def whole_observed(method: Callable[..., Any]) -> Callable[..., Any]:
         def takes(variable: Any, *others: Any) -> Any:
@@ -168,28 +142,30 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
         for owner in {*owners(root, name), *owners(ConstDictVariable, name)}:
             hooks.put(owner, name, whole_observed)
 
-    def list_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def calls(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
-            if active() and name in ("extend", "__iadd__"):  # takes the elements without a method of the set
-                for each in more[0] if more else others["args"]:
-                    _note_order(note, each)
-            return method(variable, tx, name, *more, **others)
-
-        return calls
-
-    def concatenated(method: Callable[..., Any]) -> Callable[..., Any]:
-        def adds(variable: Any, tx: Any, other: Any, *more: Any) -> Any:
-            if active():
-                _note_order(note, other)
-            return method(variable, tx, other, *more)
-
-        return adds
+    def call_of_list(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
+        if name in ("extend", "__iadd__"):  # takes the elements without a method of the set
+            for each in more[0] if more else others["args"]:
+                _note_order(note, each)
 
     for owner in owners(variables.BaseListVariable, "call_method"):
-        hooks.put(owner, "call_method", list_observed)
+        hooks.put(owner, "call_method", _first(active, call_of_list))
     for name in ("sq_inplace_concat_impl", "nb_inplace_add_impl"):
         for owner in owners(variables.BaseListVariable, name):
-            hooks.put(owner, name, concatenated)
+            hooks.put(owner, name, _first(active, lambda variable, tx, other, *_: _note_order(note, other)))
+
+
+def _first(active: Callable[[], bool], look: Callable[..., None]) -> Around:
+    """Around a function: `look` gets its arguments before it runs, while a frame is recorded."""
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
+            if active():
+                look(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return looked_at
+
+    return around
 
 
 def _class_with(root: type, name: str) -> type:
