@@ -82,7 +82,7 @@ _ASKED_BY_USERS = frozenset({"__path__", "__version__", "__file__", "__all__"})
 
 
 class _LibraryStub(ModuleType):
-    """Stands for a library in modules that were imported before anybody used it."""
+    """Stands for a module, in those that were imported before anybody used it, until it is asked for anything else."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _ASKED_BY_USERS:  # the import system's own questions
@@ -101,21 +101,11 @@ def without_debug_import() -> None:
     import torch._inductor as package
 
     if not hasattr(package, "debug"):
-        replace(package, "debug", _DebugStub(_DEBUG))
+        replace(package, "debug", _DebugStub("torch._inductor.debug"))
 
 
-_DEBUG = "torch._inductor.debug"
-
-
-class _DebugStub(ModuleType):
-    """Stands for torch._inductor.debug until that is imported, which the first question of anything else does."""
-
+class _DebugStub(_LibraryStub):
     RECORD_GRAPH_EXECUTION = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system's own questions
-            raise AttributeError(name)
-        return getattr(importlib.import_module(_DEBUG), name)
 
 
 class _ExternKernels:

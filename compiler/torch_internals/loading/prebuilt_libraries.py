@@ -111,30 +111,15 @@ def install_library_lookup() -> None:
         return upstream_path(basename, extension, specified_dir)
 
     replace(codecache, "get_path", get_path)
-    upstream_key = CompiledTritonKernels.key
-
-    def key(kernel_src: str) -> str:
-        return upstream_key(kernel_src) if prebuilt_libraries.table is None else kernel_key(kernel_src)
-
-    replace(CompiledTritonKernels, "key", staticmethod(key))
-    upstream_pool: Callable[[], bool] = AsyncCompile.use_process_pool
-
-    def use_process_pool(cls: Any) -> bool:
-        return prebuilt_libraries.table is None and upstream_pool()
-
-    replace(AsyncCompile, "use_process_pool", classmethod(use_process_pool))
-    upstream_meta = autotune_cache.inductor_meta_from_config
-
-    def inductor_meta_from_config() -> dict[str, object]:
-        return upstream_meta() if prebuilt_libraries.table is None else {"autotune_local_cache": False}
-
-    replace(autotune_cache, "inductor_meta_from_config", inductor_meta_from_config)
-    upstream_cache = autotune_cache.AutotuneCache.create
-
-    def create(*args: Any, **kwargs: Any) -> Any:
-        return upstream_cache(*args, **kwargs) if prebuilt_libraries.table is None else None
-
-    replace(autotune_cache.AutotuneCache, "create", staticmethod(create))
+    replace(CompiledTritonKernels, "key", staticmethod(_while_loading(CompiledTritonKernels.key, kernel_key)))
+    no_pool = _while_loading(AsyncCompile.use_process_pool, lambda: False)
+    replace(AsyncCompile, "use_process_pool", staticmethod(no_pool))
+    no_caches = _while_loading(
+        autotune_cache.inductor_meta_from_config, lambda: {"autotune_local_cache": False}
+    )
+    replace(autotune_cache, "inductor_meta_from_config", no_caches)
+    no_cache = _while_loading(autotune_cache.AutotuneCache.create, lambda *args, **kwargs: None)
+    replace(autotune_cache.AutotuneCache, "create", staticmethod(no_cache))
     upstream_hit = FxGraphCache.cache_hit_post_compile
 
     def cache_hit_post_compile(*args: Any, **kwargs: Any) -> Any:
@@ -142,3 +127,13 @@ def install_library_lookup() -> None:
         return run(*args, **kwargs)
 
     replace(FxGraphCache, "cache_hit_post_compile", staticmethod(cache_hit_post_compile))
+
+
+def _while_loading(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls `instead` in a thread that loads an artifact, and `original` in all others."""
+
+    @functools.wraps(original)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (original if prebuilt_libraries.table is None else instead)(*args, **kwargs)
+
+    return choose
