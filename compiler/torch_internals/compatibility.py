@@ -12,7 +12,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, Literal
 
@@ -227,18 +226,6 @@ _ENTRY = re.compile(
 _ATTRIBUTE = object()  # stands for what only instances of a class have
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A symbol that this torch lacks, or has with other parameters; a module alone where it cannot be imported."""
-
-    symbol: str
-    problem: Literal["missing", "parameters"]
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.symbol} {self.detail}"
-
-
 def check(*areas: Area) -> None:
     """Raises Unsupported, with the text of `refusal`, if this torch lacks anything of an area."""
     text = refusal(*areas)
@@ -256,13 +243,13 @@ def refusal(*areas: Area) -> str:
 
 
 @functools.cache
-def missing(area: Area) -> tuple[Finding, ...]:
-    """What this torch lacks of an area, looked up once in a process. Imports the area's modules."""
+def missing(area: Area) -> tuple[str, ...]:
+    """What this torch lacks of an area, or has with other parameters, in words. Imports the area's modules."""
     with patched_environment(TORCH_WARM_POOL="0"):  # no process pool of Inductor's
         return tuple(_findings(TABLE[area]))
 
 
-def _findings(table: str) -> Iterator[Finding]:
+def _findings(table: str) -> Iterator[str]:
     home, module = "", None
     for home_of_entry, entry in entries(table):
         if home_of_entry != home:
@@ -271,7 +258,7 @@ def _findings(table: str) -> Iterator[Finding]:
                 module = importlib.import_module(home)
             except Exception as error:
                 module = None
-                yield Finding(home, "missing", f"cannot be imported: {type(error).__name__}: {error}")
+                yield f"{home} cannot be imported: {type(error).__name__}: {error}"
         if entry and module is not None and (finding := _finding(home, module, entry)) is not None:
             yield finding
 
@@ -287,7 +274,7 @@ def entries(table: str) -> Iterator[tuple[str, str]]:
         yield home, entry
 
 
-def _finding(home: str, module: ModuleType, entry: str) -> Finding | None:
+def _finding(home: str, module: ModuleType, entry: str) -> str | None:
     parsed = _ENTRY.fullmatch(entry)
     assert parsed is not None, entry
     version = _version(torch.__version__)
@@ -297,10 +284,10 @@ def _finding(home: str, module: ModuleType, entry: str) -> Finding | None:
     symbol = f"{home}.{names[0]}"
     found = [value for value in (_resolve(module, name) for name in names) if value is not None]
     if not found:
-        return Finding(symbol, "missing", "is missing")
+        return f"{symbol} is missing"
     wanted, exact = parsed["parameters"], parsed["exact"] is not None
     problem = None if wanted is None else _parameter_problem(found[0], wanted, exact=exact)
-    return None if problem is None else Finding(symbol, "parameters", problem)
+    return None if problem is None else f"{symbol} {problem}"
 
 
 def _version(text: str) -> tuple[int, ...]:
