@@ -12,6 +12,7 @@ import torch
 from ..errors import Unsupported
 from ..request import allowed_names, schema
 from ..torch_internals import ambient_state
+from ..torch_internals.dynamo.operators import all_nodes
 from ..torch_internals.inductor import config
 
 
@@ -129,11 +130,11 @@ def _einsum_flags(gm: torch.fx.GraphModule) -> list[tuple[str, bool | int | str]
     settings: Any = torch.backends.opt_einsum
     if not (settings.is_available() and settings.enabled):
         return []
-    for module in gm.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+    for node in all_nodes(gm):
+        if node.target is torch.functional.einsum:
             tensors: list[torch.fx.Node] = []
             torch.fx.map_arg(node.args, tensors.append)
-            if node.target is torch.functional.einsum and len(tensors) > 2:
+            if len(tensors) > 2:
                 return [(_EINSUM, str(settings.strategy))]
     return []
 

@@ -18,6 +18,7 @@ import torch
 from ..errors import BadExpression, Unsupported
 from ..request import schema, size_expr
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
+from ..torch_internals.dynamo.operators import all_nodes
 from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.dynamo.types import FakeTensor, ShapeEnv
 from .ambient import dtype_name
@@ -203,8 +204,7 @@ def _described_bases(
 
 def _reads_past_a_view(gm: torch.fx.GraphModule) -> bool:
     """Whether the graph can reach memory of an input's storage that the input itself does not."""
-    graphs = (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
-    return any("as_strided" in str(node.target) for graph in graphs for node in graph.nodes)
+    return any("as_strided" in str(node.target) for node in all_nodes(gm))
 
 
 def _input(
@@ -263,8 +263,7 @@ def _symbolic_floats(gm: torch.fx.GraphModule) -> dict[int, torch.SymFloat]:
     found = dict(_float_inputs(gm))
     if not found:
         return {}
-    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
-    reads = [node for graph in graphs for node in graph.nodes if node.target == _READ]
+    reads = [node for node in all_nodes(gm) if node.target == _READ]
     read = {symbolic_shapes.symfloat_name(node.meta.get("example_value")) for node in reads}
     return {position: number for position, number in found.items() if float_name(number) in read}
 
@@ -272,7 +271,7 @@ def _symbolic_floats(gm: torch.fx.GraphModule) -> dict[int, torch.SymFloat]:
 def with_constants(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with numbers in place of the floats that Dynamo was asked to make constants and still passes, because
     the graph uses the tensors too: a copy, and a guard of Dynamo's on each; `gm` itself if there is none."""
-    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    nodes = gm.graph.find_nodes(op="placeholder")
     constants = {
         nodes[position].name: number
         for position, number in _float_inputs(gm)
@@ -290,8 +289,7 @@ def with_constants(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _float_inputs(gm: torch.fx.GraphModule) -> Iterator[tuple[int, torch.SymFloat]]:
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    for position, node in enumerate(placeholders):
+    for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         number = fake_tensors.item_memo(node.meta.get("example_value"))
         if isinstance(number, torch.SymFloat) and symbolic_shapes.is_backed(number) and float_name(number):
             yield position, number

@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 
 from ..request.allowed_names import words
+from ..torch_internals.dynamo.operators import all_nodes
 
 
 class BlockMask(Struct, frozen=True):
@@ -101,12 +102,7 @@ def is_called(gm: torch.fx.GraphModule) -> bool:
 
 def is_hidden(gm: torch.fx.GraphModule) -> bool:
     """Whether a graph inside the graph calls flex_attention, as under torch.utils.checkpoint."""
-    return any(
-        is_flex_attention(node.target)
-        for module in gm.modules()
-        if isinstance(module, torch.fx.GraphModule) and module is not gm
-        for node in module.graph.nodes
-    )
+    return any(is_flex_attention(node.target) and node.graph is not gm.graph for node in all_nodes(gm))
 
 
 def block_mask_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockMask:

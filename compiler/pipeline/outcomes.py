@@ -19,6 +19,7 @@ from ..errors import VerifyFailed
 from ..graph import names
 from ..request.allowed_names import words
 from ..search.numerics import TOLERANCE, difference, rounded_share, shared_places
+from ..torch_internals.dynamo.operators import all_nodes
 
 
 class Outcome(Struct):
@@ -247,7 +248,7 @@ def _gradient_floor(outcome: Outcome) -> float:
 def tolerance_of(gm: torch.fx.GraphModule, dtypes: Iterable[torch.dtype]) -> float:
     """The tolerance of the lowest precision among `dtypes` (of inputs, outputs and autocast) and casts in the graph."""
     found = set(dtypes)
-    for node in _all_nodes(gm):
+    for node in all_nodes(gm):
         found |= {a for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.dtype)}
         if node.op == "call_method" and node.target in ("half", "bfloat16"):
             found.add(torch.float16 if node.target == "half" else torch.bfloat16)
@@ -260,15 +261,8 @@ def dtypes_of(values: Iterable[Any]) -> set[torch.dtype]:
 
 def random_node(gm: torch.fx.GraphModule) -> str:
     """The name of the first node that draws random numbers, in the graph or a graph inside it; '' if there is none."""
-    calls = (node for node in _all_nodes(gm) if node.op in ("call_function", "call_method"))
+    calls = (node for node in all_nodes(gm) if node.op in ("call_function", "call_method"))
     return next((str(node) for node in calls if _draws(node)), "")
-
-
-def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes of a graph and of all graphs inside it."""
-    for module in gm.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            yield from module.graph.nodes
 
 
 _RANDOM_WORDS = words("rand dropout bernoulli multinomial normal_ uniform_ exponential_ rrelu")

@@ -26,6 +26,7 @@ from ..graph import triton_kernels
 from ..process.forked_process import CleanForkServer, ForkedProcessLost
 from ..request import schema, tuning_pins
 from ..torch_internals.dynamo import kernel_side_table
+from ..torch_internals.dynamo.operators import all_nodes
 from ..tuning import queries
 from ..tuning.records import Operand, Problem, TuningEntry
 from . import ranking, user_kernel_benchmark
@@ -208,16 +209,15 @@ def fork_server_for(request: schema.GraphRequest) -> Iterator[CleanForkServer | 
 def calls(gm: torch.fx.GraphModule, kernels: Sequence[schema.KernelSource]) -> Iterator[KernelCall]:
     """Those whose sizes, numbers and grids are known. kernels: those that `gm` was decoded with."""
     sources = {id(triton_kernels.build(kernel)): kernel for kernel in kernels if len(kernel.configs) > 1}
-    for module in gm.modules():
-        if not isinstance(module, torch.fx.GraphModule) or not sources:
-            continue
-        for node in list(module.graph.nodes):
-            if node.op == "call_function" and "kernel_idx" in node.kwargs:
-                kernel = kernel_side_table.user_kernel(node.kwargs["kernel_idx"])
-                source = sources.get(id(kernel))
-                call = None if source is None else _call(node, source, kernel.fn.arg_names)
-                if call is not None:
-                    yield call
+    if not sources:
+        return
+    for node in list(all_nodes(gm)):
+        if node.op == "call_function" and "kernel_idx" in node.kwargs:
+            kernel = kernel_side_table.user_kernel(node.kwargs["kernel_idx"])
+            source = sources.get(id(kernel))
+            call = None if source is None else _call(node, source, kernel.fn.arg_names)
+            if call is not None:
+                yield call
 
 
 def _call(node: torch.fx.Node, source: schema.KernelSource, parameters: Sequence[str]) -> KernelCall | None:

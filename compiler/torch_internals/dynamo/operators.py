@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -55,6 +55,13 @@ def result_name(node: torch.fx.Node, position: int) -> str:
 def is_left_out(node: torch.fx.Node) -> bool:
     """Whether a request leaves a node out: it counts uses of an API and computes nothing."""
     return node.target is LOG_API_USAGE and not node.users
+
+
+def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph and of all graphs inside it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
 
 
 OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
