@@ -9,9 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +83,7 @@ def compile_request(
     database. Raises CompileFailed, Unsupported, VerifyFailed.
     """
     compatibility.check("load", "capture", "compile")
-    clock = _StageClock(progress)
+    clock = in_compile.StageClock(progress)
     benchmarks = counters.benchmarks_run()
     threads = settings.threads or len(os.sched_getaffinity(0))
     caches = {
@@ -184,7 +182,7 @@ def _verified(
     request: schema.GraphRequest,
     compiled: inductor.CompiledGraph,
     settings: verify.VerifySettings,
-    clock: _StageClock,
+    clock: in_compile.StageClock,
 ) -> artifact_manifest.Verification:
     """Verify. Time spent waiting for the C++ compiler counts for the inductor stage."""
     before = compiled.building.waited
@@ -205,7 +203,7 @@ def _compiled(
     own_kernels: UserKernelSearch,
     search: in_compile.CompileSearch,
     threads: int,
-    clock: _StageClock,
+    clock: in_compile.StageClock,
 ) -> inductor.CompiledGraph:
     """Compile, again where the first try does not give the result.
 
@@ -267,44 +265,3 @@ def _why_not_simulated(request: schema.GraphRequest, bundle: bytes) -> str:
         return ""
     name = fake_process_group.unfilled_collective(bundle)
     return f"this torch cannot simulate {name}" if name else ""
-
-
-class _StageClock:
-    """Reports progress and adds up each stage's seconds."""
-
-    def __init__(self, progress: Callable[[compiles.Stage, str], None]) -> None:
-        self._progress = progress
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._stage: compiles.Stage | None = None
-        self._detail = ""
-        self._since = 0.0
-
-    def enter(self, stage: compiles.Stage, detail: str) -> None:
-        self._leave()
-        self._stage, self._detail, self._since = stage, detail, time.perf_counter()
-        self._progress(stage, detail)
-
-    @contextmanager
-    def during(self, stage: compiles.Stage, detail: str) -> Iterator[None]:
-        """Inside the block another stage runs; the current one continues afterwards."""
-        around = self._stage, self._detail
-        self.enter(stage, detail)
-        try:
-            yield
-        finally:
-            if around[0] is not None:
-                self.enter(around[0], around[1])
-
-    def move(self, seconds: float, source: compiles.Stage, target: compiles.Stage) -> None:
-        """Count seconds of one stage as another's."""
-        self._seconds[source] -= seconds
-        self._seconds[target] += seconds
-
-    def seconds(self) -> list[tuple[str, float]]:
-        self._leave()
-        return [(stage, round(seconds, 6)) for stage, seconds in self._seconds.items()]
-
-    def _leave(self) -> None:
-        if self._stage:
-            self._seconds[self._stage] += time.perf_counter() - self._since
-            self._stage = None

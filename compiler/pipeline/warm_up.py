@@ -76,17 +76,8 @@ def _request() -> schema.GraphRequest:
         symbols=[],
         relations=[],
         constants=[],
-        ambient=schema.Ambient(
-            grad=True,
-            inference=False,
-            autocast=[],
-            default_dtype="float32",
-            matmul_precision="highest",
-            deterministic=False,
-            deterministic_warn_only=False,
-            fill_uninitialized=True,
-            threads=torch.get_num_threads(),
-            flags=ambient.current_flags(),
+        ambient=schema.usual_ambient(
+            grad=True, threads=torch.get_num_threads(), flags=ambient.current_flags()
         ),
         mode="default",
         options=[],

@@ -293,6 +293,22 @@ class Ambient(WireStruct, frozen=True):
     """Sorted (name, value): cudnn, tf32, reduced precision, SDPA back ends; names in names.AMBIENT_FLAGS."""
 
 
+def usual_ambient(*, grad: bool, threads: int, flags: list[tuple[str, bool | int | str]]) -> Ambient:
+    """The state of a process that has set nothing else."""
+    return Ambient(
+        grad=grad,
+        inference=False,
+        autocast=[],
+        default_dtype="float32",
+        matmul_precision="highest",
+        deterministic=False,
+        deterministic_warn_only=False,
+        fill_uninitialized=True,
+        threads=threads,
+        flags=flags,
+    )
+
+
 class Toolchain(WireStruct, frozen=True):
     """What built, and must load, an artifact."""
 

@@ -10,11 +10,10 @@ import contextlib
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -48,12 +47,45 @@ _MAX_PROBLEMS = 256
 """Limit for one SearchRequest."""
 
 
-class StageClock(Protocol):
-    """Records the stage a compile is in, and the seconds of each stage."""
+class StageClock:
+    """Reports progress and adds up each stage's seconds."""
 
-    def enter(self, stage: compiles.Stage, detail: str) -> None: ...
-    def during(self, stage: compiles.Stage, detail: str) -> AbstractContextManager[None]:
-        """A stage inside the present one, which continues afterwards."""
+    def __init__(self, progress: Callable[[compiles.Stage, str], None]) -> None:
+        self._progress = progress
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._stage: compiles.Stage | None = None
+        self._detail = ""
+        self._since = 0.0
+
+    def enter(self, stage: compiles.Stage, detail: str) -> None:
+        self._leave()
+        self._stage, self._detail, self._since = stage, detail, time.perf_counter()
+        self._progress(stage, detail)
+
+    @contextlib.contextmanager
+    def during(self, stage: compiles.Stage, detail: str) -> Iterator[None]:
+        """Inside the block another stage runs; the current one continues afterwards."""
+        around = self._stage, self._detail
+        self.enter(stage, detail)
+        try:
+            yield
+        finally:
+            if around[0] is not None:
+                self.enter(around[0], around[1])
+
+    def move(self, seconds: float, source: compiles.Stage, target: compiles.Stage) -> None:
+        """Count seconds of one stage as another's."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
+
+    def seconds(self) -> list[tuple[str, float]]:
+        self._leave()
+        return [(stage, round(seconds, 6)) for stage, seconds in self._seconds.items()]
+
+    def _leave(self) -> None:
+        if self._stage:
+            self._seconds[self._stage] += time.perf_counter() - self._since
+            self._stage = None
 
 
 class CompileSearch:

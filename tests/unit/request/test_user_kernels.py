@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from request_parts import GPU, GPU_TOOLCHAIN, request_of
 from torchrelay.compiler import decoding
-from torchrelay.compiler.errors import MalformedRequest, RelayError
+from torchrelay.compiler.errors import LimitExceeded, MalformedRequest, RelayError
 from torchrelay.compiler.graph import triton_kernels
 from torchrelay.compiler.request import allowed_names, codec, key, schema, triton_source
 from torchrelay.compiler.request.triton_source import BadKernelSource
@@ -307,6 +307,16 @@ def test_a_damaged_request_with_kernels_raises_nothing_but_relay_errors(data: st
         check_request(codec.unpack_request(codec.compress(msgspec.msgpack.encode(plain))), codec.Limits())
     except RelayError:
         pass
+
+
+def test_too_many_kernels_and_too_much_source_are_refused() -> None:
+    held = msgspec.structs.replace(PLAIN, kernels=[kernel()])
+    for limits, reason in (
+        (codec.Limits(kernels=0), "1 user-written kernels, 0 allowed"),
+        (codec.Limits(source_bytes=100), "source of more than 100 bytes"),
+    ):
+        with pytest.raises(LimitExceeded, match=reason):
+            check_request(held, limits)
 
 
 def test_a_refused_module_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
