@@ -14,12 +14,9 @@ from .patching import patched
 
 @contextlib.contextmanager
 def without_fake_gpus() -> Iterator[None]:
-    """Inside the block, FakeTensorMode leaves a CUDA build on a machine without a GPU as it is.
-
-    FakeTensorMode.__enter__ calls torch._C._ensureCUDADeviceGuardSet, whose guard says that there are eight devices;
-    autograd's engine starts a thread for each at its first backward, and no child that is forked after that can run
-    a backward (Engine::initialize_device_threads_pool).
-    """
+    """Inside the block, FakeTensorMode leaves a CUDA build on a machine without a GPU as it is. Its guard says that
+    there are eight devices; autograd's engine starts a thread for each at its first backward, and no child that is
+    forked after that can run a backward (Engine::initialize_device_threads_pool)."""
     with patched(torch._C, "_ensureCUDADeviceGuardSet", lambda: None):
         yield
 

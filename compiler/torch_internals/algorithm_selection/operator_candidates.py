@@ -105,10 +105,9 @@ class OperatorCandidates(Candidates):
         )
 
     def _building_templates(self) -> CandidateBuilds:
-        """Triton's candidates in Inductor's processes, as AsyncCompile.triton has them; what comes from there is then
-        what the candidates run. Inductor itself has each loaded and compiled again when it is measured, which costs
-        seconds where it turns out then that the device has not the shared memory for it.
-        """
+        """Triton's candidates in Inductor's processes, as AsyncCompile.triton has them; the candidates then run what
+        comes from there. Inductor itself loads and compiles each again when it is measured, which costs seconds where
+        the device lacks the shared memory for it."""
         from torch._guards import CompileContext
         from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
         from torch._inductor.codecache import PyCodeCache

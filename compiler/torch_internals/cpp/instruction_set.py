@@ -13,12 +13,7 @@ from ..patching import patched, replace
 
 @contextlib.contextmanager
 def cpu_target(cpu: Collection[str]) -> Iterator[None]:
-    """Make Inductor generate C++ for a target (Target.cpu) instead of this CPU.
-
-    Replaces torch._inductor.cpu_vec_isa.valid_vec_isa_list, the test builds by which Inductor finds out what this
-    CPU can do (VecISA.check_build: three runs of g++, 2.5 s, in every job), and the -march part of
-    torch._inductor.cpp_builder._get_optimization_cflags.
-    """
+    """Make Inductor generate C++ for a target (Target.cpu) instead of this CPU, without test builds."""
     from torch._inductor import cpp_builder, cpu_vec_isa
 
     chosen, vector_sets = [], set(cpu_isa.vector_sets(cpu))

@@ -66,9 +66,8 @@ class CppLibraries:
 def recording_cpp_libraries() -> Iterator[CppLibraries]:
     """Record every C++ kernel library built inside the block.
 
-    Wraps torch._inductor.async_compile.AsyncCompile.cpp_pybinding, whose futures AsyncCompile.wait waits for at the
-    end of each graph: here the backward is lowered, and the forward's reference run, while g++ works. Its errors come
-    when the library is asked for.
+    Futures are not waited for at the end of each graph (AsyncCompile.wait): the backward is lowered, and the forward's
+    reference run, while g++ works. Its errors come when the library is asked for.
     """
     from torch._inductor.async_compile import AsyncCompile
 

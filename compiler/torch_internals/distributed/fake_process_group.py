@@ -108,8 +108,8 @@ def replaced_everywhere(original: Callable[..., Any], replacement: Callable[...,
 
 @contextmanager
 def ddp_without_reduction() -> Iterator[None]:
-    """DistributedDataParallel leaves gradients as they are: its reducer needs the result of an all-reduce, which a fake
-    group does not give. The script's own communication hooks change no graph, and are not used."""
+    """DistributedDataParallel leaves gradients as they are: a fake group gives its reducer no result. The script's own
+    communication hooks change no graph, and are not used."""
     ddp: Any = DistributedDataParallel
     construct, register = ddp.__init__, ddp.register_comm_hook
 

@@ -36,10 +36,8 @@ def values_from(value: Callable[[Any], Any]) -> Iterator[None]:
 def install() -> Callable[[], None]:
     """Take the place of what makes guards slowly; returns what puts it back.
 
-    GuardBuilder.get evaluates text, with a cache of weak references in PyTorch 2.11. _set_guard_export_info notes what
-    exports, filters of guards and serialized guards read, and no guard. profile_guard_manager measures for a log, after
-    it has cleared the processor's caches. Guards are sorted by their sources' names: those of a record are in that
-    order. Sources (torch._guards) evaluate short texts of which most are equal, for each value again.
+    What is noted for exports and filters, and measured for logs, no guard reads; a record's guards are in order
+    already. GuardBuilder.get evaluates text, with a cache of weak references in PyTorch 2.11.
     """
     from torch import _guards as sources
     from torch._dynamo import guards

@@ -17,9 +17,8 @@ from .. import compatibility
 
 def build_package(exported: torch.export.ExportedProgram, file: Path, options: Mapping[str, Any]) -> None:
     """torch._inductor.aoti_compile_and_package: Inductor's C++ of an exported program, built, with its weights, into
-    `file`, which must end in .pt2. Leaves what it built in Inductor's cache folder. Upstream writes what it built for
-    into the process' configuration, from where it would go into the next package and into every request's options.
-    Raises Unsupported with a torch that lacks what this needs (compatibility.py)."""
+    `file`, which must end in .pt2. Leaves what it built in Inductor's cache folder, and nothing in the process'
+    configuration, as upstream would. Raises Unsupported with a torch that lacks what this needs."""
     compatibility.check("training")
     from torch._inductor import aoti_compile_and_package, config
 

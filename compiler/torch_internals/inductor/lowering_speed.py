@@ -16,18 +16,9 @@ from ..patching import patched
 
 @contextlib.contextmanager
 def faster_lowering() -> Iterator[None]:
-    """Spare what Inductor works out again and again for a large graph, and what only its logs would show.
-
-    For each of ten thousand small graphs, torch.fx.interpreter makes a progress bar that it does not show
-    (torch.fx.config.disable_progress), whose thread would keep a fork server from forking, and
-    torch._inductor.dtype_propagation fills its one handler again from tables that stay the same. Where there are no
-    symbols, get_scheduler_node_symbol_uses looks for them all the same. stride_at_vec_range simplifies each index,
-    though that of a sum of integers times symbols can be read off. Graphs are printed, and turned into scripts with the
-    worker's environment (print_readable, save_graph_repro), which made up half of an artifact. A key for a cache that
-    is always empty digests every source file of PyTorch (autograd_cache_key); a nonce finds nothing in any. Each time
-    that a C++ template is rendered, Jinja compiles its parts anew (KernelTemplate._template_from_string), and sympy its
-    indices (parse_expr_with_index_symbols), which are a few texts. docs/patches.md says what each of these gains.
-    """
+    """Spare what Inductor works out again and again for a large graph, and what only its logs would show;
+    docs/patches.md lists what. A key for a cache that is always empty may be a nonce. A progress bar's thread would
+    keep a fork server from forking."""
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import scheduler

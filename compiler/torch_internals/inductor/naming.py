@@ -38,9 +38,8 @@ client."""
 def content_addressed_kernel_names() -> Iterator[None]:
     """Name Triton kernels by what they are and not by where in a graph they stand: Triton's key has the name in it.
 
-    Caps torch._inductor.utils.get_fused_kernel_name wherever it was imported. In
-    torch._inductor.codegen.triton.TritonScheduling.define_kernel, the number at a name's end becomes a digest of the
-    source; of two sources with one digest, the second keeps its number.
+    The number at a name's end becomes a digest of the source; of two sources with one digest, the second keeps its
+    number.
     """
     from torch._inductor import utils
     from torch._inductor.codegen.triton import TritonScheduling

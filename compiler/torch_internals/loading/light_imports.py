@@ -20,8 +20,8 @@ from ..patching import replace
 
 def without_lowering_import(function: Callable[..., Any]) -> Callable[..., Any]:
     """FxGraphCache.cache_hit_post_compile without its `from .graph import GraphLowering`, which imports all of
-    Inductor's lowering only to look whether a test asked to see the generated code. No other code sees the difference.
-    Where lowering is imported already, this is `function` itself."""
+    Inductor's lowering only to look whether a test asked to see the generated code. `function` itself where it is
+    imported already."""
     if _LOWERING in sys.modules or not isinstance(function, FunctionType) or function.__closure__:
         return function
 
@@ -109,11 +109,9 @@ class _DebugStub(_LibraryStub):
 
 
 class _ExternKernels:
-    """torch._inductor.select_algorithm.extern_kernels for generated code that runs where nothing is compiled.
-
-    That module imports all of Inductor's lowering, 0.4 s of every start, to hold what are mostly torch's own
-    functions: those are answered directly, and the module is imported when another one is asked for.
-    """
+    """torch._inductor.select_algorithm.extern_kernels for generated code that runs where nothing is compiled: PyTorch's
+    own functions directly. That module imports all of Inductor's lowering, and is imported when another one is asked
+    for."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _TORCH_KERNELS and hasattr(torch, name):

@@ -78,12 +78,8 @@ def loading_from(
 
 
 def install_library_lookup() -> None:
-    """Changes functions for the thread that loads an artifact: AsyncCompile.cpp_pybinding asks the artifact first,
-    codecache.get_path names a file in the artifact's folder, CompiledTritonKernels.key names its kernels as the worker
-    did, use_process_pool starts no processes (there is nothing to compile), autotune_cache's inductor_meta_from_config
-    says that there are no tuning caches to consult (winners are in the artifact), rather than digest every source file
-    of Triton, AutotuneCache has none, rather than digest every source file of PyTorch, and
-    FxGraphCache.cache_hit_post_compile imports no lowering that the artifact's code does not need."""
+    """For the thread that loads an artifact: its kernels come from there, by the worker's names; files lie in its
+    folder; no processes are started, no tuning caches asked, no lowering imported that its code does not need."""
     from torch._inductor import codecache
     from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
     from torch._inductor.codecache import CppPythonBindingsCodeCache, FxGraphCache

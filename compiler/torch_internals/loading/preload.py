@@ -52,12 +52,8 @@ def preload_training() -> None:
 
 @contextlib.contextmanager
 def counting_gpus_in_a_fork() -> Iterator[None]:
-    """Whether there are GPUs, and how many, NVML says, asked in a fork.
-
-    torch 2.11 asks as it imports torch._inductor.runtime.benchmarking, others elsewhere. CUDA's own answer would keep
-    forks of this process from CUDA. NVML's would give them its open files, which they close, and a thread which they do
-    not have; they would then see no GPU.
-    """
+    """Whether there are GPUs, and how many, NVML says, asked in a fork: CUDA's own answer would keep forks of this
+    process from CUDA, and NVML's would leave them open files and a thread that they do not have."""
     with (
         patched_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"),
         patched(

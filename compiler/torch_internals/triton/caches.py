@@ -14,9 +14,8 @@ from ..patching import patched
 
 @contextlib.contextmanager
 def without_autotune_cache() -> Iterator[None]:
-    """Inside the block no kernel looks for its winner in a file or leaves it in one (torch._inductor.runtime.
-    autotune_cache.AutotuneCache): winners go into the artifact, and into a node's store. Files would be read and
-    written for each of a graph's kernels."""
+    """Inside the block no kernel looks for its winner in a file or leaves it in one: winners go into the artifact, and
+    into a node's store."""
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
     with patched(AutotuneCache, "create", staticmethod(lambda *args, **kwargs: None)):

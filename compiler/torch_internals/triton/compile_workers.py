@@ -14,9 +14,9 @@ MAX_COMPILE_WORKERS = 24
 def start_compile_workers(count: int) -> None:
     """Fork Inductor's pool of Triton compilers now, before this process touches a GPU (AsyncCompile.warm_pool).
 
-    They take the ptxas that torch brings, where it brings one, and this process must take the same: Triton's cache goes
-    by it (torch._inductor.runtime.compile_tasks). At most MOST_COMPILERS: each makes pages of its own of what this
-    process has imported, some 300 MB, and they count as the job's memory."""
+    They take the ptxas that torch brings, and this process must take the same: Triton's cache goes by it. Each makes
+    pages of its own of what this process has imported, some 300 MB, which count as the job's memory.
+    """
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path

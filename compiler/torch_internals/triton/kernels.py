@@ -91,13 +91,9 @@ class TritonKernels:
 
 @contextlib.contextmanager
 def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator[TritonKernels]:
-    """Record every statically launchable Triton kernel compiled inside the block; those that an earlier compile
-    measured are not measured again.
-
-    Wraps torch._inductor.triton_bundler.TritonBundler.put_static_autotuner, and CachingAutotuner's
-    _precompile_config (candidates added after the bundle was made: scaled reductions, coordinate descent),
-    benchmark_all_configs and _coordinate_descent_tuning, which ends where it ended the last time.
-    """
+    """Record every statically launchable Triton kernel compiled inside the block, and candidates added after the bundle
+    was made (scaled reductions, coordinate descent). What an earlier compile measured is not measured again; a descent
+    ends where it ended the last time."""
     from torch._inductor.async_compile import CompiledTritonKernels
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from torch._inductor.triton_bundler import TritonBundler
