@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from ..api import compiles
 from ..artifact import container, symbol_versions
@@ -42,16 +41,6 @@ from . import inductor, outcomes, rebuilt_graph, verify, warm_up
 log = logging.getLogger(__name__)
 
 
-class PipelineSettings(Struct, frozen=True, kw_only=True):
-    threads: int = 0
-    """Parallel C++ and Triton compilers; 0: one for each core that the process may use."""
-    verify: verify.VerifySettings = verify.VerifySettings()
-    search: ranking.RankingSettings = ranking.DEFAULTS
-
-
-DEFAULTS = PipelineSettings()
-
-
 def preload() -> None:
     """Import all that a compile needs, without using a GPU. Called before a fork server forks."""
     inductor_preload.preload_compiler()
@@ -74,18 +63,20 @@ def compile_request(
     progress: Callable[[compiles.Stage, str], None],
     kernels: KernelExchange | None = None,
     ask: queries.SendQuery | None = None,
-    settings: PipelineSettings = DEFAULTS,
+    threads: int = 0,
+    settings: ranking.RankingSettings = ranking.DEFAULTS,
 ) -> bytes:
     """Compile a request that validate.check_request accepted, into an unsigned artifact file (container.pack).
 
     workdir: a folder for this job alone. progress: called with each stage as it begins, and a detail. kernels: the
     store of kernels and measurements of earlier compiles; new ones are added. ask: queries the namespace's tuning
-    database. Raises CompileFailed, Unsupported, VerifyFailed.
+    database. threads: parallel C++ and Triton compilers; 0: one for each core that the process may use. settings: of
+    searches. Raises CompileFailed, Unsupported, VerifyFailed.
     """
     compatibility.check("load", "capture", "compile")
     clock = in_compile.StageClock(progress)
     benchmarks = counters.benchmarks_run()
-    threads = settings.threads or len(os.sched_getaffinity(0))
+    threads = threads or len(os.sched_getaffinity(0))
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
         "TRITON_CACHE_DIR": str(workdir / "triton"),
@@ -106,13 +97,13 @@ def compile_request(
             request,
             ask=ask,
             fork_server=fork_server,
-            settings=settings.search,
+            settings=settings,
             during=lambda problem: clock.during("autotune", problem),
         )
         search = in_compile.CompileSearch(
             request,
             ask=ask,
-            settings=settings.search,
+            settings=settings,
             cannot_run=why_not_runnable(request),
             lock_folder=None if kernels is None else kernels.store,
             clock=clock,
@@ -121,19 +112,19 @@ def compile_request(
         if any(kernel.configs for kernel in request.kernels):
             # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
             clock.enter("autotune", "")
-            verify.exercise(request, compiled.run, settings.verify)
+            verify.exercise(request, compiled.run)
         clock.enter("verify", "")
         with triton.descending_together() as descents:
-            verification = _verified(request, compiled, settings.verify, clock)
+            verification = _verified(request, compiled, clock)
             if triton.undecided() and verification.status == "skipped":
-                verify.exercise(request, compiled.run, settings.verify)
+                verify.exercise(request, compiled.run)
             descended = descents is not None and descents.waiting
             if descents is not None and descended:
                 clock.enter("autotune", "coordinate descents")
-                descents.settle(lambda: verify.exercise(request, compiled.run, settings.verify))
+                descents.settle(lambda: verify.exercise(request, compiled.run))
         if descended:  # the kernels are not the ones that were verified
             clock.enter("verify", "")
-            verification = _verified(request, compiled, settings.verify, clock)
+            verification = _verified(request, compiled, clock)
         clock.enter("autotune", "")
         bundle, measured = triton_kernels.fix_winners(compiled.bundle, triton)
         clock.enter("publish", "")
@@ -181,7 +172,6 @@ def _needs(request: schema.GraphRequest, libraries: Iterable[bytes]) -> dict[str
 def _verified(
     request: schema.GraphRequest,
     compiled: inductor.CompiledGraph,
-    settings: verify.VerifySettings,
     clock: in_compile.StageClock,
 ) -> artifact_manifest.Verification:
     """Verify. Time spent waiting for the C++ compiler counts for the inductor stage."""
@@ -189,7 +179,6 @@ def _verified(
     found = verify.verify(
         request,
         compiled.run,
-        settings,
         runnable=why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
         halves=compiled.halves,
     )

@@ -26,38 +26,35 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from msgspec import Struct
 
 from ..artifact import manifest
 from ..errors import VerifyFailed
 from ..graph import ambient
 from ..request import schema
 from ..search.numerics import fill, memory_of, rounded_share
-from ..torch_internals.inductor import compiled_graphs
-from . import block_masks, integer_inputs, outcomes, philox, random_replay, rebuilt_graph
+from ..torch_internals.inductor import compile_fx
+from . import block_masks, integer_inputs, outcomes, random_replay, rebuilt_graph
 from .integer_inputs import IntegerFacts
 
 _NONE = IntegerFacts()
 
 
-class VerifySettings(Struct, frozen=True, kw_only=True):
-    memory_bytes: int = 4 << 30
-    """A graph whose inputs are larger than this in total is not verified."""
-    gpu_memory_fraction: float = 0.125
-    """On a GPU, inputs may also take this part of its memory: outputs, gradients and eager's results need the rest."""
+INPUT_BYTES = 4 << 30
+"""A graph whose inputs are larger than this in total is not verified."""
+GPU_MEMORY_SHARE = 0.125
+"""On a GPU, inputs may also take this part of its memory: outputs, gradients and eager's results need the rest."""
 
-    def limit(self, kind: str) -> int:
-        """The most bytes of inputs with which a graph for a `cpu` or `cuda` target is run."""
-        if kind != "cuda":
-            return self.memory_bytes
-        total = torch.cuda.get_device_properties(0).total_memory
-        return max(self.memory_bytes, int(total * self.gpu_memory_fraction))
+
+def _input_limit(kind: str) -> int:
+    """The most bytes of inputs with which a graph for a `cpu` or `cuda` target is run."""
+    if kind != "cuda":
+        return INPUT_BYTES
+    return max(INPUT_BYTES, int(torch.cuda.get_device_properties(0).total_memory * GPU_MEMORY_SHARE))
 
 
 def verify(
     request: schema.GraphRequest,
     compiled: Callable[..., Any],
-    settings: VerifySettings,
     *,
     runnable: str = "",
     halves: Mapping[int, torch.fx.GraphModule] | None = None,
@@ -80,7 +77,7 @@ def verify(
     need = _input_bytes(request, symbols)
     if runnable:
         return skipped(runnable)
-    if need > (limit := settings.limit(request.target.kind)):
+    if need > (limit := _input_limit(request.target.kind)):
         return skipped(f"inputs need {need} bytes, limit {limit}")
     gm = rebuilt_graph.decode_request(request, symbols)
     try:
@@ -95,7 +92,7 @@ def verify(
             return skipped(f"the graph draws random numbers ({unknown or name})")
         try:
             worst = _replayed(request, gm, compiled, symbols, facts or _NONE, halves)
-        except philox.CannotReplay as error:
+        except random_replay.CannotReplay as error:
             return skipped(f"the graph draws random numbers, and cannot be run with ATen: {error}")
         except torch.OutOfMemoryError as error:
             return skipped(f"the GPU has too little memory for both: {str(error)[:200]}")
@@ -192,15 +189,15 @@ def _replayed(
             worst, outcomes.judge(name, want, have, doubt, floor, tolerance, share, 20.0 * tolerance * floor)
         )
 
-    with compiled_graphs.intercepting_calls(halves, random_replay.Replay(compare)):
+    with compile_fx.intercepting_calls(halves, random_replay.Replay(compare)):
         _run(request, compiled, symbols, facts)
     return worst
 
 
-def exercise(request: schema.GraphRequest, compiled: Callable[..., Any], settings: VerifySettings) -> None:
+def exercise(request: schema.GraphRequest, compiled: Callable[..., Any]) -> None:
     """Run the compiled graph once, so that its kernels measure their candidates. Its results are ignored."""
     symbols = {s.name: s.hint for s in request.symbols}
-    if _input_bytes(request, symbols) > settings.limit(request.target.kind):
+    if _input_bytes(request, symbols) > _input_limit(request.target.kind):
         return
     # Random inputs may be invalid for the graph; its kernels then keep all candidates.
     with contextlib.suppress(RuntimeError, IndexError):

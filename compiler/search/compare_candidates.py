@@ -24,7 +24,6 @@ from ..tuning.queries import SearchResult
 from ..tuning.records import CandidateFailure, DeviceEnvironment, Problem, Timing, TuningEntry
 from . import benchmark, numerics
 from . import ranking as search_ranking
-from .device_lock import exclusive, gpu_clock
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def compare_candidates(
 ) -> SearchResult:
     """Run and measure all candidates except those in `failures`, which did not build.
 
-    threads: for kernels on a CPU. lock_folder: see device_lock.exclusive. started: time.monotonic at the search's
+    threads: for kernels on a CPU. lock_folder: see benchmark.exclusive. started: time.monotonic at the search's
     start. watchdog: limits the time of everything that may hang. Raises CompileFailed if no candidate works.
     """
     name = records.problem_digest(selection.problem)
@@ -64,7 +63,7 @@ def compare_candidates(
     failed = dict(failures)
     errors: dict[int, float | None] = {}
     try:
-        with exclusive(lock_folder):
+        with benchmark.exclusive(lock_folder):
             with watchdog(benchmark.FIRST_SECONDS):
                 selection.prepare(seed=int(name[:8], 16))
                 runner, agreement = benchmark.candidate_runner(selection, threads)
@@ -112,7 +111,7 @@ def compare_candidates(
         failed,
         aten=selection.aten,
         error=errors[ranking.winner],
-        clock=gpu_clock() if selection.device == "cuda" else "",
+        clock=benchmark.gpu_clock() if selection.device == "cuda" else "",
         started=started,
     )
     return msgspec.structs.replace(

@@ -26,7 +26,7 @@ from ..torch_internals.algorithm_selection.selector_cache import ATEN
 from ..tuning import queries
 from ..tuning.candidates import Candidates
 from ..tuning.records import DeviceEnvironment, Problem, TuningEntry
-from . import compare_candidates, device_lock, ranking
+from . import benchmark, compare_candidates, ranking
 from .known_winners import KnownWinners, measurement
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class CompileSearch:
     before.
 
     ask: sends queries to the service. cannot_run: why candidates cannot run on this host; '' if they can. lock_folder:
-    see device_lock.exclusive, for a CPU.
+    see benchmark.exclusive, for a CPU.
 
     The first unknown problem turns the lowering into a dry run: from there on it takes PyTorch's own kernels, generates
     no code and collects the other unknown problems. `finish_dry_run` has them searched by others. Then the compile
@@ -229,7 +229,7 @@ class CompileSearch:
             environment=self.environment(selection.device),
             settings=self._settings,
             threads=self._threads,
-            lock_folder=self._lock_folder if selection.device == "cpu" else device_lock.gpu_lock_folder(),
+            lock_folder=self._lock_folder if selection.device == "cpu" else benchmark.gpu_lock_folder(),
             failures=failures,
             started=started,
         )

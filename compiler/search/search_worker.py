@@ -39,7 +39,7 @@ from ..tuning import queries, records
 from ..tuning.candidates import CandidateBuilds, Candidates
 from ..tuning.queries import SearchResult, TuningTask
 from ..tuning.records import DeviceEnvironment
-from . import benchmark, compare_candidates, device_lock, lower_problem, ranking
+from . import benchmark, compare_candidates, lower_problem, ranking
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def open_task_executor(
             device,
             device_environment(spec.toolchain, spec.target, device, spec.threads),
             threads=spec.threads,
-            lock_folder=(lambda: shared) if device == "cpu" else device_lock.gpu_lock_folder,
+            lock_folder=(lambda: shared) if device == "cpu" else benchmark.gpu_lock_folder,
             settings=settings,
         )
 
@@ -290,7 +290,7 @@ def max_built(task: TuningTask) -> int:
 
 class TaskExecutor:
     """Builds a task's candidates and measures them. threads: for kernels on a CPU. lock_folder: see
-    device_lock.exclusive."""
+    benchmark.exclusive."""
 
     def __init__(
         self,

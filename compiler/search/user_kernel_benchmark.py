@@ -23,7 +23,7 @@ from ..api.tuning import kernels
 from ..graph import triton_kernels
 from ..tuning import records
 from ..tuning.candidates import RunnableCandidates
-from . import benchmark, device_lock, numerics
+from . import benchmark, numerics
 from . import ranking as search_ranking
 
 _COMPARED_AT_ONCE = 1 << 26
@@ -106,14 +106,14 @@ class KernelBenchmark(RunnableCandidates):
         with self._runner() as runner:
             self._run_each_once(runner)
             texts = [kernels.config_text(config) for config in self._task.kernel.source.configs]
-            with device_lock.exclusive(device_lock.gpu_lock_folder() if on_gpu else None):
+            with benchmark.exclusive(benchmark.gpu_lock_folder() if on_gpu else None):
                 ranking = search_ranking.rank(
                     runner.take,
                     sorted(self._alive, key=lambda candidate: texts[candidate]),
                     name=self._name,
                     settings=self._task.settings,
                 )
-                clock = device_lock.gpu_clock() if on_gpu else ""
+                clock = benchmark.gpu_clock() if on_gpu else ""
         self._send(CandidatesRanked(ranking, clock))
 
     def _runner(self) -> benchmark.InProcessRunner:

@@ -213,7 +213,7 @@ def calls(gm: torch.fx.GraphModule, kernels: Sequence[schema.KernelSource]) -> I
         return
     for node in list(all_nodes(gm)):
         if node.op == "call_function" and "kernel_idx" in node.kwargs:
-            kernel = kernel_side_table.user_kernel(node.kwargs["kernel_idx"])
+            kernel = kernel_side_table.user_kernel(int(str(node.kwargs["kernel_idx"])))
             source = sources.get(id(kernel))
             call = None if source is None else _call(node, source, kernel.fn.arg_names)
             if call is not None:

@@ -15,7 +15,7 @@ from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import key
 from torchrelay.compiler.torch_internals import patching
 from torchrelay.compiler.torch_internals.inductor import config, dry_run
-from torchrelay.compiler.torch_internals.inductor.compiled_graphs import copy_graph
+from torchrelay.compiler.torch_internals.inductor.compile_fx import copy_graph
 
 
 class Seen(Struct, frozen=True):

@@ -141,7 +141,7 @@ def _compiled(folder: Path, headers: Path, key: str) -> list[str]:
                 worker="test",
                 workdir=Path(work),
                 progress=lambda stage, detail: None,
-                settings=pipeline.PipelineSettings(threads=1),
+                threads=1,
             )
     except RelayError as error:
         return [error.code, error.message]

@@ -178,7 +178,8 @@ def _outcome(case: Case, folder: str) -> Outcome:
             progress=lambda stage, detail: outcome.stages.append((stage, detail)),
             kernels=KernelExchange(Path(case.store), Path(case.store)),
             ask=ask,
-            settings=pipeline.PipelineSettings(threads=2, search=SEARCH),
+            threads=2,
+            settings=SEARCH,
         )
     except errors.RelayError as error:
         outcome.error = f"{error.code}: {error.message}"

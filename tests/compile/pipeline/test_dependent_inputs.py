@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.utils.checkpoint import checkpoint
 from torchrelay.compiler.errors import VerifyFailed
 from torchrelay.compiler.pipeline.block_masks import block_mask_of, is_flex_attention
-from torchrelay.compiler.pipeline.verify import VerifySettings, verify
+from torchrelay.compiler.pipeline.verify import verify
 from torchrelay.compiler.request import schema
 
 Graph = Callable[..., Any]
@@ -102,7 +102,7 @@ def test_code_that_skips_the_blocks_of_a_mask_made_outside_is_right(name: str, h
         if how == "argument"
         else request_of(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), q, k, v)
     )
-    found = verify(request, skipping(request), VerifySettings())
+    found = verify(request, skipping(request))
     assert (found.status, found.reason) == ("passed", "")
 
 
@@ -110,11 +110,9 @@ def test_a_bias_that_score_mod_captures_is_compared() -> None:
     mask = MASKS["documents"]
     request = request_of(lambda q, k, v: flex_attention(q, k, v, score_mod=biased, block_mask=mask), *qkv())
     run = skipping(request)
-    assert verify(request, run, VerifySettings()).status == "passed"
+    assert verify(request, run).status == "passed"
     with pytest.raises(VerifyFailed, match="output 0 differs"):
-        verify(
-            request, lambda *inputs: run(*(x * 0 if x.dim() == 2 else x for x in inputs)), VerifySettings()
-        )
+        verify(request, lambda *inputs: run(*(x * 0 if x.dim() == 2 else x for x in inputs)))
 
 
 def test_code_that_skips_a_block_too_many_is_wrong() -> None:
@@ -128,7 +126,7 @@ def test_code_that_skips_a_block_too_many_is_wrong() -> None:
         return run(*changed)
 
     with pytest.raises(VerifyFailed, match="output 0 differs"):
-        verify(request, drops_one, VerifySettings())
+        verify(request, drops_one)
 
 
 def test_a_mask_whose_tables_say_more_than_its_mask_mod_is_not_refused() -> None:
@@ -136,7 +134,7 @@ def test_a_mask_whose_tables_say_more_than_its_mask_mod_is_not_refused() -> None
     tables = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 1, dtype=torch.int32)
     mask = BlockMask.from_kv_blocks(*tables, seq_lengths=(256, 256))
     request = request_of(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), *qkv())
-    found = verify(request, skipping(request), VerifySettings())
+    found = verify(request, skipping(request))
     assert found.status == "skipped" and "no room for what its mask_mod says" in found.reason
 
 
@@ -148,9 +146,9 @@ def test_a_mask_in_a_checkpoint_is_not_refused() -> None:
 
     request = request_of(program, *qkv())
     eager = eager_of(request)
-    wrong = verify(request, lambda *inputs: [y * 1.5 for y in eager(*inputs)], VerifySettings())
+    wrong = verify(request, lambda *inputs: [y * 1.5 for y in eager(*inputs)])
     assert wrong.status == "skipped" and "block mask" in wrong.reason
-    assert verify(request, eager, VerifySettings()).status == "passed"
+    assert verify(request, eager).status == "passed"
 
 
 def test_boundaries_are_sorted_and_the_offsets_of_bags_rise() -> None:
@@ -172,7 +170,7 @@ def test_boundaries_are_sorted_and_the_offsets_of_bags_rise() -> None:
         seen.append([x.clone() for x in inputs])
         return eager(*inputs)
 
-    found = verify(request, compiled, VerifySettings())
+    found = verify(request, compiled)
     assert (found.status, found.reason) == ("passed", "")
     _, edges, _, items, offsets = seen[0]
     assert bool((edges.diff() >= 0).all()) and offsets.tolist() == [0, 2, 5, 7]

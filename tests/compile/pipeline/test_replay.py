@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch._inductor.inductor_prims
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline import philox, random_replay
-from torchrelay.compiler.torch_internals.inductor import compile_fx, compiled_graphs
+from torchrelay.compiler.pipeline import random_replay
+from torchrelay.compiler.torch_internals.inductor import compile_fx
 
 SEEDS = (5, 2**40 + 17, -3, 2**62 + 1)
 
@@ -28,13 +28,13 @@ def draw():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_uniform_numbers_are_equal_in_every_bit(draw, seed):
     seed = torch.tensor(seed)
-    assert torch.equal(philox.uniform([7, 33], seed), draw["rand"](seed))
+    assert torch.equal(random_replay.uniform([7, 33], seed), draw["rand"](seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_normal_numbers_agree_to_rounding(draw, seed):
     seed = torch.tensor(seed)
-    torch.testing.assert_close(philox.normal([7, 33], seed), draw["randn"](seed), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(random_replay.normal([7, 33], seed), draw["randn"](seed), rtol=1e-5, atol=1e-6)
 
 
 def program(x, buffer):
@@ -59,7 +59,7 @@ def compiled():
 def run(compiled, compare):
     call, kept = compiled
     judge = random_replay.Replay(compare)
-    with compiled_graphs.intercepting_calls(kept, judge):
+    with compile_fx.intercepting_calls(kept, judge):
         call(torch.randn(4, 5, requires_grad=True), torch.ones(5)).sum().backward()
     return judge
 
@@ -106,7 +106,7 @@ def test_a_mask_in_half_precision_may_be_rounded_or_not(rounds, view):
             threshold = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.gt.Scalar)
             threshold.args = (threshold.args[0], 0.2)
             graph.recompile()
-        with compiled_graphs.intercepting_calls(kept, random_replay.Replay(compare)):
+        with compile_fx.intercepting_calls(kept, random_replay.Replay(compare)):
             if wrong:
                 with pytest.raises(VerifyFailed):
                     call(x)
@@ -132,7 +132,7 @@ def test_a_graph_that_differs_is_found_out(compiled):
 def test_inputs_that_aten_refuses_say_nothing_of_the_compiled_form():
     graph = torch.fx.symbolic_trace(lambda table, index: torch.ops.aten.index_select.default(table, 0, index))
     judge = random_replay.Replay(lambda *values: None)
-    with pytest.raises(philox.CannotReplay, match=r"IndexError|RuntimeError"):
+    with pytest.raises(random_replay.CannotReplay, match=r"IndexError|RuntimeError"):
         judge(graph, [torch.zeros(2, 2), torch.tensor([9])], lambda inputs: None)
 
 
@@ -193,9 +193,9 @@ def test_numbers_are_those_that_triton_draws(tmp_path):
     subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=200)
     for (kind, seed, mode), drawn in torch.load(file).items():
         if mode == "rand":
-            assert torch.equal(philox.uniform([7, 33], torch.tensor(seed), kind), drawn), (kind, seed)
+            assert torch.equal(random_replay.uniform([7, 33], torch.tensor(seed), kind), drawn), (kind, seed)
         else:
-            found = philox.normal([7, 33], torch.tensor(seed), kind)
+            found = random_replay.normal([7, 33], torch.tensor(seed), kind)
             torch.testing.assert_close(found, drawn, rtol=1e-5, atol=4e-6)
 
 
@@ -284,10 +284,10 @@ def test_generated_code_tells_how_it_draws(code, spelled):
 def test_kernels_that_draw_in_two_ways_are_not_repeated():
     gm = attention_graph(chained=True)
     gm.meta["torchrelay_generated"] = "tl.randn(a, b) triton_helpers.rand4x(a, b, XBLOCK)"
-    with pytest.raises(philox.CannotReplay):
+    with pytest.raises(random_replay.CannotReplay):
         random_replay.rng_variant(gm)
 
 
 def test_three_values_may_come_from_small_blocks():
-    with pytest.raises(philox.CannotReplay):
-        philox.uniform([3], torch.tensor(1), "triton4x")
+    with pytest.raises(random_replay.CannotReplay):
+        random_replay.uniform([3], torch.tensor(1), "triton4x")

@@ -15,7 +15,7 @@ import torch
 from captured_requests import eager_of, request_of
 from torch import nn
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline.verify import VerifySettings, verify
+from torchrelay.compiler.pipeline.verify import verify
 from torchrelay.compiler.request import codec, schema
 
 Callee = Callable[..., Any]
@@ -77,14 +77,14 @@ def test_a_miscompiled_graph_is_never_published(tmp_path: Path, how: str) -> Non
 
 def test_a_right_answer_passes() -> None:
     request = request_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8))
-    found = verify(request, wrapped(request), VerifySettings())
+    found = verify(request, wrapped(request))
     assert (found.status, found.reason) == ("passed", "")
 
 
 def test_a_wrong_output_is_named() -> None:
     request = request_of(lambda x: x.sin(), torch.randn(4, 8))
     with pytest.raises(VerifyFailed, match="output 0 differs"):
-        verify(request, wrapped(request, scale=1.1), VerifySettings())
+        verify(request, wrapped(request, scale=1.1))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_wrong_gradient_is_named(leaf: bool, in_place: bool) -> None:
     request = request_of(lambda x: (x.mul_(2) if in_place else x).sin(), x if leaf else x * 1)
     eager = eager_of(request)
     with pytest.raises(VerifyFailed, match="gradient 0 differs"):
-        verify(request, lambda *inputs: [Halved.apply(eager(*inputs)[0])], VerifySettings())
+        verify(request, lambda *inputs: [Halved.apply(eager(*inputs)[0])])
 
 
 def test_elements_that_share_memory_share_a_gradient() -> None:
@@ -131,16 +131,16 @@ def test_elements_that_share_memory_share_a_gradient() -> None:
         Averaged.scale = scale
         return lambda x: eager(Averaged.apply(x))
 
-    assert verify(request, compiled(1.0), VerifySettings()).status == "passed"
+    assert verify(request, compiled(1.0)).status == "passed"
     with pytest.raises(VerifyFailed, match="gradient 0 differs"):
-        verify(request, compiled(2.0), VerifySettings())
+        verify(request, compiled(2.0))
 
 
 def test_a_missing_gradient_is_named() -> None:
     request = request_of(lambda x: x.sin(), torch.randn(4, 8, requires_grad=True))
     eager = eager_of(request)
     with pytest.raises(VerifyFailed, match="gradient 0 differs"):
-        verify(request, lambda *inputs: [eager(*inputs)[0].detach().requires_grad_()], VerifySettings())
+        verify(request, lambda *inputs: [eager(*inputs)[0].detach().requires_grad_()])
 
 
 def test_a_missing_change_in_place_is_named() -> None:
@@ -150,24 +150,24 @@ def test_a_missing_change_in_place_is_named() -> None:
 
     request = request_of(change, torch.randn(4, 8))
     with pytest.raises(VerifyFailed, match="input after the call"):
-        verify(request, wrapped(request, change=lambda x: x.sub_(1)), VerifySettings())
+        verify(request, wrapped(request, change=lambda x: x.sub_(1)))
 
 
 def test_a_wrong_shape_and_a_missing_output_are_refused() -> None:
     request = request_of(lambda x: (x.sin(), x.cos()), torch.randn(4, 8))
     eager = eager_of(request)
     with pytest.raises(VerifyFailed, match="output 0 has"):
-        verify(request, lambda *inputs: [eager(*inputs)[0].t(), eager(*inputs)[1]], VerifySettings())
+        verify(request, lambda *inputs: [eager(*inputs)[0].t(), eager(*inputs)[1]])
     with pytest.raises(VerifyFailed, match="1 outputs where eager gives 2"):
-        verify(request, lambda *inputs: eager(*inputs)[:1], VerifySettings())
+        verify(request, lambda *inputs: eager(*inputs)[:1])
 
 
 def test_not_a_number_where_eager_has_numbers_is_refused() -> None:
     request = request_of(lambda x: x.sin(), torch.randn(4, 8))
     with pytest.raises(VerifyFailed, match="output 0 differs"):
-        verify(request, wrapped(request, scale=float("nan")), VerifySettings())
+        verify(request, wrapped(request, scale=float("nan")))
     with pytest.raises(VerifyFailed, match="output 0 differs"):
-        verify(request, wrapped(request, scale=float("inf")), VerifySettings())
+        verify(request, wrapped(request, scale=float("inf")))
 
 
 def test_a_gradient_that_is_rounding_noise_is_no_disagreement() -> None:
@@ -183,19 +183,21 @@ def test_a_gradient_that_is_rounding_noise_is_no_disagreement() -> None:
                 given.copy_(changed)
         return outputs
 
-    assert verify(request, in_double, VerifySettings()).status == "passed"
+    assert verify(request, in_double).status == "passed"
 
 
-def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
+def test_what_cannot_be_compared_is_skipped_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = request_of(lambda x: x.sin(), torch.randn(4, 8))
     wrong = wrapped(plain, scale=2.0)
-    small = verify(plain, wrong, VerifySettings(memory_bytes=100))
+    with monkeypatch.context() as smaller:
+        smaller.setattr("torchrelay.compiler.pipeline.verify.INPUT_BYTES", 100)
+        small = verify(plain, wrong)
     assert (small.status, small.reason) == ("skipped", "inputs need 128 bytes, limit 100")
-    lacking = verify(plain, wrong, VerifySettings(), runnable="this worker's CPU lacks avx9")
+    lacking = verify(plain, wrong, runnable="this worker's CPU lacks avx9")
     assert (lacking.status, lacking.reason) == ("skipped", "this worker's CPU lacks avx9")
     torch.compiler.reset()
     random = request_of(lambda x: torch.nn.functional.dropout(x), torch.randn(4, 8))
-    drawn = verify(random, wrapped(random, scale=2.0), VerifySettings())
+    drawn = verify(random, wrapped(random, scale=2.0))
     assert drawn.status == "skipped" and "draws random numbers" in drawn.reason
 
 
@@ -207,9 +209,9 @@ def test_what_cannot_be_compared_is_skipped_and_says_why() -> None:
 def test_inputs_whose_elements_share_memory_are_drawn_too(mask: torch.Tensor) -> None:
     torch.compiler.reset()
     request = request_of(lambda x, mask: (x * mask).sin(), torch.randn(4, 8), mask)
-    assert verify(request, wrapped(request), VerifySettings()).status == "passed"
+    assert verify(request, wrapped(request)).status == "passed"
     with pytest.raises(VerifyFailed):
-        verify(request, wrapped(request, scale=2.0), VerifySettings())
+        verify(request, wrapped(request, scale=2.0))
 
 
 def test_a_small_gradient_that_is_not_zero_must_be_right() -> None:
@@ -220,9 +222,9 @@ def test_a_small_gradient_that_is_not_zero_must_be_right() -> None:
 
     inputs = [torch.randn(64, 64), *(torch.randn(64, 64, requires_grad=True) for _ in range(2))]
     request = request_of(program(1e-3), *inputs)
-    verify(request, program(1e-3), VerifySettings())
+    verify(request, program(1e-3))
     with pytest.raises(VerifyFailed, match="gradient"):
-        verify(request, program(1.02e-3), VerifySettings())
+        verify(request, program(1.02e-3))
 
 
 def test_integers_are_drawn_over_the_dimension_that_they_index() -> None:
@@ -242,8 +244,8 @@ def test_integers_are_drawn_over_the_dimension_that_they_index() -> None:
         seen.append([x.clone() for x in inputs if not x.is_floating_point()])
         return eager(*inputs)
 
-    assert verify(request, compiled, VerifySettings()).status == "passed"
-    assert verify(request, compiled, VerifySettings()).status == "passed"
+    assert verify(request, compiled).status == "passed"
+    assert verify(request, compiled).status == "passed"
     (token, label), again = seen
     assert token.max() > 50 and token.min() >= 0 and 2 < label.max() < 10
     assert torch.equal(token, again[0]) and torch.equal(label, again[1])
@@ -255,7 +257,7 @@ def test_integers_are_drawn_over_the_dimension_that_they_index() -> None:
         )
 
     with pytest.raises(VerifyFailed, match="output"):
-        verify(request, wrong_rows, VerifySettings())
+        verify(request, wrong_rows)
 
 
 def test_an_index_that_a_number_is_added_to_and_an_integer_mask_are_drawn_as_eager_takes_them() -> None:
@@ -272,7 +274,7 @@ def test_an_index_that_a_number_is_added_to_and_an_integer_mask_are_drawn_as_eag
         seen.append([x.clone() for x in inputs if not x.is_floating_point()])
         return eager(*inputs)
 
-    assert verify(request, compiled, VerifySettings()).status == "passed"
+    assert verify(request, compiled).status == "passed"
     place, mask = seen[0]
     assert 2 < place.max() < 62 and set(mask.tolist()) == {0, 1}
 
@@ -291,8 +293,8 @@ def test_integers_of_integers_must_be_equal_and_those_of_floats_nearly() -> None
         return call
 
     with pytest.raises(VerifyFailed, match="output 0 differs from eager in 1 of 8192 integers"):
-        verify(request, changed(0), VerifySettings())
-    assert verify(request, changed(1), VerifySettings()).status == "passed"
+        verify(request, changed(0))
+    assert verify(request, changed(1)).status == "passed"
 
 
 def test_eight_bit_integers_take_all_values() -> None:
@@ -303,5 +305,5 @@ def test_eight_bit_integers_take_all_values() -> None:
         seen.append(inputs[0].clone())
         return eager(*inputs)
 
-    assert verify(request, compiled, VerifySettings()).status == "passed"
+    assert verify(request, compiled).status == "passed"
     assert (seen[0].min(), seen[0].max()) == (-128, 127)

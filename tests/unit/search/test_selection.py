@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torchrelay.compiler.graph import toolchain
-from torchrelay.compiler.search import benchmark, compare_candidates, device_lock
+from torchrelay.compiler.search import benchmark, compare_candidates
 from torchrelay.compiler.torch_internals.algorithm_selection import operator_candidates
 from torchrelay.compiler.tuning.records import Operand, Problem
 
@@ -145,7 +145,7 @@ def test_searches_that_share_a_folder_follow_one_another(tmp_path):
     most = []
 
     def one():
-        with device_lock.exclusive(
+        with benchmark.exclusive(
             tmp_path
         ):  # a lock of an opened file: threads are to each other as processes are
             inside.append(1)
@@ -162,10 +162,10 @@ def test_searches_that_share_a_folder_follow_one_another(tmp_path):
 
 
 def test_nobody_waits_for_ever_and_nobody_needs_the_folder(tmp_path):
-    with device_lock.exclusive(tmp_path), device_lock.exclusive(tmp_path, seconds=0.1):
+    with benchmark.exclusive(tmp_path), benchmark.exclusive(tmp_path, seconds=0.1):
         pass
-    with device_lock.exclusive(tmp_path / "none"), device_lock.exclusive(None):
+    with benchmark.exclusive(tmp_path / "none"), benchmark.exclusive(None):
         pass
-    with device_lock.exclusive(tmp_path, seconds=5):  # it was let go of
+    with benchmark.exclusive(tmp_path, seconds=5):  # it was let go of
         pass
     assert list(tmp_path.iterdir()) == []
