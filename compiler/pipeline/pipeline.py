@@ -10,8 +10,7 @@ import datetime
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -77,18 +76,14 @@ def compile_request(
     clock = in_compile.StageClock(progress)
     benchmarks = counters.benchmarks_run()
     threads = threads or len(os.sched_getaffinity(0))
-    caches = {
-        "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
-        "TRITON_CACHE_DIR": str(workdir / "triton"),
-    }
     with (
-        patching.patched_environment(**caches),
+        patching.cache_folders(workdir),
         triton_cache.sharing_binaries(kernels),
         triton_caches.without_autotune_cache(),  # before Triton's compilers start
         user_kernels.fork_server_for(
             request
         ) as fork_server,  # before there are threads, and before the GPU is used
-        _kernel_processes(request, threads),
+        compile_workers.compile_workers(request.target.kind, threads),
         kernel_libraries.sharing_cpp_libraries(kernels) as builds,
         triton_kernels.recording_triton_kernels(kernels) as triton,
     ):
@@ -226,19 +221,6 @@ def _compiled(
             else:
                 raise
         clock.enter("aot", again)
-
-
-@contextmanager
-def _kernel_processes(request: schema.GraphRequest, threads: int) -> Iterator[None]:
-    """Inside the block, Triton's compiler processes run, if the target is a GPU. Enter before the GPU is used."""
-    if request.target.kind != "cuda" or threads <= 1:
-        yield
-        return
-    compile_workers.start_compile_workers(threads)
-    try:
-        yield
-    finally:
-        compile_workers.stop_compile_workers()
 
 
 def why_not_runnable(request: schema.GraphRequest) -> str:

@@ -8,33 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-GCC_FLAGS: dict[str, str] = {
-    "amx_bf16": "mamx-bf16",
-    "amx_fp16": "mamx-fp16",
-    "amx_int8": "mamx-int8",
-    "amx_tile": "mamx-tile",
-    "avx": "mavx",
-    "avx2": "mavx2",
-    "avx512_bf16": "mavx512bf16",
-    "avx512_fp16": "mavx512fp16",
-    "avx512_vnni": "mavx512vnni",
-    "avx512bw": "mavx512bw",
-    "avx512cd": "mavx512cd",
-    "avx512dq": "mavx512dq",
-    "avx512f": "mavx512f",
-    "avx512vbmi": "mavx512vbmi",
-    "avx512vl": "mavx512vl",
-    "avx_vnni": "mavxvnni",
-    "bmi1": "mbmi",
-    "bmi2": "mbmi2",
-    "f16c": "mf16c",
-    "fma": "mfma",
-    "movbe": "mmovbe",
-    "popcnt": "mpopcnt",
-    "sse4_1": "msse4.1",
-    "sse4_2": "msse4.2",
-    "ssse3": "mssse3",
-}
+from .allowed_names import words
+
+GCC_FLAGS: dict[str, str] = dict(
+    pair.split("=")
+    for pair in words(
+        """
+        amx_bf16=mamx-bf16 amx_fp16=mamx-fp16 amx_int8=mamx-int8 amx_tile=mamx-tile avx=mavx avx2=mavx2
+        avx512_bf16=mavx512bf16 avx512_fp16=mavx512fp16 avx512_vnni=mavx512vnni avx512bw=mavx512bw
+        avx512cd=mavx512cd avx512dq=mavx512dq avx512f=mavx512f avx512vbmi=mavx512vbmi avx512vl=mavx512vl
+        avx_vnni=mavxvnni bmi1=mbmi bmi2=mbmi2 f16c=mf16c fma=mfma movbe=mmovbe popcnt=mpopcnt
+        sse4_1=msse4.1 sse4_2=msse4.2 ssse3=mssse3
+        """
+    )
+)
 """cpuinfo name -> GCC flag, without its dash."""
 
 _VECTORS: tuple[tuple[str, frozenset[str]], ...] = (

@@ -23,9 +23,6 @@ from .operator_table import table
 MAX_DIMENSIONS = 64
 MAX_EXPRESSION_TEXT = 1 << 18
 """Characters of all distinct expressions together."""
-MAX_VALUES = 2_000_000
-"""Values in the arguments of all nodes together: a few bytes each on the wire, a hundred in memory."""
-
 MAX_CONFIGS = 1024
 """The most configurations of one user-written kernel."""
 
@@ -289,7 +286,7 @@ class _RequestCheck:
 
     def _count_values(self, count: int) -> None:
         self._seen_values += count
-        if self._seen_values > (most := min(MAX_VALUES, self._limits.values)):
+        if self._seen_values > (most := self._limits.values):
             raise LimitExceeded(
                 f"arguments of more than {most} values", hint="A graph of this size on the wire has fewer"
             )

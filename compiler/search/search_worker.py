@@ -101,16 +101,10 @@ def open_task_executor(
     """
     device = spec.target.kind
     processors = len(os.sched_getaffinity(0))
-    caches = {
-        "TORCHINDUCTOR_CACHE_DIR": str(workdir / "inductor"),
-        "TRITON_CACHE_DIR": str(workdir / "triton"),
-    }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patching.patched_environment(**caches))
+        stack.enter_context(patching.cache_folders(workdir))
         stack.enter_context(triton_cache.sharing_binaries(kernels))
-        if device == "cuda" and processors > 1:
-            compile_workers.start_compile_workers(processors)
-            stack.callback(compile_workers.stop_compile_workers)
+        stack.enter_context(compile_workers.compile_workers(device, processors))
         stack.enter_context(kernel_libraries.sharing_cpp_libraries(kernels))
         stack.enter_context(instruction_set.cpu_target(spec.target.cpu))
         options = configuration.search_options(spec.toolchain.torch, spec.threads, processors)

@@ -18,14 +18,7 @@ from ..errors import Unsupported
 
 _PARTS = (
     ("generic", "all"),
-    ("cuda", "all"),
-    ("cuda", "matmul"),
-    ("cuda", "conv"),
-    ("cuda", "rnn"),
-    ("mkldnn", "all"),
-    ("mkldnn", "matmul"),
-    ("mkldnn", "conv"),
-    ("mkldnn", "rnn"),
+    *((backend, part) for backend in ("cuda", "mkldnn") for part in ("all", "matmul", "conv", "rnn")),
 )
 """(backend, operator) of torch._C._get_fp32_precision_getter; the wider ones first, because the others inherit."""
 

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 _ABSENT = object()
@@ -58,3 +59,10 @@ def patched_environment(**values: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def cache_folders(workdir: Path) -> contextlib.AbstractContextManager[None]:
+    """Have Inductor and Triton keep what they compile in a job's own folder."""
+    return patched_environment(
+        TORCHINDUCTOR_CACHE_DIR=str(workdir / "inductor"), TRITON_CACHE_DIR=str(workdir / "triton")
+    )

@@ -66,14 +66,9 @@ OTHER_FUNCTIONS = tuple(
 )
 
 # Modules whose Python functions Dynamo puts in a graph whole, and which do nothing but call operators.
-FUNCTIONAL_MODULES = (
-    "torch.nn.functional",
-    "torch.functional",
-    "torch.signal.windows.windows",
-    "torch.masked._ops",
-    "torch.nn.grad",
-    "torch._lowrank",
-    "torch._linalg_utils",
+FUNCTIONAL_MODULES = words(
+    "torch.nn.functional torch.functional torch.signal.windows.windows torch.masked._ops torch.nn.grad torch._lowrank "
+    "torch._linalg_utils"
 )
 
 REGISTERED_BY: dict[str, str] = {
@@ -96,12 +91,8 @@ HIGHER_ORDER = words(
 # PyTorch's form of NumPy, for NumPy code that Dynamo traces: where it lies, the modules that define its functions, some
 # of its functions in another module, and methods of its arrays.
 NUMPY_MODULES = ("torch._numpy", "torch._numpy.fft", "torch._numpy.linalg")
-NUMPY_DEFINED_IN = (
-    "torch._numpy._funcs_impl",
-    "torch._numpy._reductions_impl",
-    "torch._numpy._ufuncs",
-    "torch._numpy.fft",
-    "torch._numpy.linalg",
+NUMPY_DEFINED_IN = words(
+    "torch._numpy._funcs_impl torch._numpy._reductions_impl torch._numpy._ufuncs torch._numpy.fft torch._numpy.linalg"
 )
 NUMPY_FUNCTIONS = words("torch._numpy.array torch._numpy.asarray torch._numpy.ascontiguousarray")
 NUMPY_METHODS = words(
@@ -142,14 +133,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 # Options whose default is None: the type of their other values.
 OPTIONAL: dict[str, str] = {
-    "realize_acc_reads_size_threshold": "int",
-    "realize_acc_reads_threshold": "int",
-    "realize_opcount_threshold": "int",
-    "reorder_prefetch_limit": "int",
-    "triton.max_tiles": "int",
-    "triton.mix_order_reduction_split_size": "int",
+    **dict.fromkeys(
+        words(
+            "realize_acc_reads_size_threshold realize_acc_reads_threshold realize_opcount_threshold "
+            "reorder_prefetch_limit triton.max_tiles triton.mix_order_reduction_split_size max_fusion_unique_io_buffers"
+        ),
+        "int",
+    ),
     "combo_kernel_peak_memory_increase_gb": "float",
-    "max_fusion_unique_io_buffers": "int",
 }
 
 # Options that name programs, files, hosts or callables; dump or profile; drive caches and processes;

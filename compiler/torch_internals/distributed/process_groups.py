@@ -49,8 +49,6 @@ def job_store(endpoint: tuple[str, int] | None, timeout: timedelta) -> Any:
     whose store is not TCP, that store itself. Raises RuntimeError where it does not answer, Unsupported
     with a torch that has no such store (compatibility.py).
     """
-    import torch.distributed as dist
-
     if not dist.is_available():
         return None
     compatibility.check("distributed")

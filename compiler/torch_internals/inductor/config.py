@@ -40,11 +40,11 @@ def aot_config(patches: Mapping[str, Any]) -> contextlib.AbstractContextManager[
     return manager
 
 
-def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
+def mode_options(mode: str) -> dict[str, Any]:
     """torch._inductor.list_mode_options: what a `mode=` stands for, as Inductor options."""
     from torch._inductor import list_mode_options
 
-    return {} if mode == "default" else dict(list_mode_options(mode, dynamic))
+    return {} if mode == "default" else dict(list_mode_options(mode))
 
 
 def check_options(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 from collections.abc import Callable, Iterator
 
@@ -18,13 +19,13 @@ def preload_loader() -> None:
     import torch._dynamo  # looks at all modules: beside the stubs it would import the libraries
 
     with patched_environment(TORCH_WARM_POOL="0"), libraries_when_used():
-        import torch._dynamo.aot_compile_types
-        import torch._functorch._aot_autograd.aot_autograd_result
-        import torch._functorch.aot_autograd
-        import torch._inductor.async_compile
-        import torch._inductor.codecache
-        import torch._inductor.output_code  # noqa: F401
-
+        _import(
+            """
+            torch._dynamo.aot_compile_types torch._functorch._aot_autograd.aot_autograd_result
+            torch._functorch.aot_autograd torch._inductor.async_compile torch._inductor.codecache
+            torch._inductor.output_code
+            """
+        )
         without_debug_import()
 
 
@@ -33,21 +34,20 @@ def preload_training() -> None:
     same for nearly all of them; without creating Inductor's process pool or initialising CUDA."""
     with patched_environment(TORCH_WARM_POOL="0"), counting_gpus_in_a_fork():
         preload_loader()
-        import torch._dynamo.backends.registry
-        import torch._dynamo.convert_frame
-        import torch._inductor.codegen.memory_planning
-        import torch._inductor.debug
-        import torch._inductor.decomposition
-        import torch.distributed.checkpoint.state_dict
-        import torch.distributed.fsdp
-        import torch.distributed.tensor.experimental
-        import torch.distributed.tensor.parallel
-        import torch.export._trace
-        import torch.fx.experimental.validator
-        import torch.nn.attention.flex_attention
-        import torch.profiler
-
+        _import(
+            """
+            torch._dynamo.backends.registry torch._dynamo.convert_frame torch._inductor.codegen.memory_planning
+            torch._inductor.debug torch._inductor.decomposition torch.distributed.checkpoint.state_dict
+            torch.distributed.fsdp torch.distributed.tensor.experimental torch.distributed.tensor.parallel
+            torch.export._trace torch.fx.experimental.validator torch.nn.attention.flex_attention torch.profiler
+            """
+        )
         torch._dynamo.backends.registry.list_backends()
+
+
+def _import(modules: str) -> None:
+    for module in modules.split():
+        importlib.import_module(module)
 
 
 @contextlib.contextmanager
@@ -79,20 +79,15 @@ def _in_a_fork(ask: Callable[[], int]) -> int:
 def preload_compiler() -> None:
     """Import everything that a compile needs, without creating Inductor's process pool or touching a GPU."""
     with patched_environment(TORCH_WARM_POOL="0"):
-        import torch._inductor.async_compile
-        import torch._inductor.codegen.cpp
-        import torch._inductor.codegen.cpp_wrapper_cpu
-        import torch._inductor.codegen.wrapper
-        import torch._inductor.compile_fx
-        import torch._inductor.fx_passes.joint_graph
-        import torch._inductor.fx_passes.post_grad
-        import torch._inductor.fx_passes.pre_grad
-        import torch._inductor.kernel.conv
-        import torch._inductor.kernel.mm
-        import torch._inductor.lowering
-        import torch._inductor.scheduler
-        import torch.utils.cpp_extension
-        import torch.utils.file_baton  # noqa: F401
+        _import(
+            """
+            torch._inductor.async_compile torch._inductor.codegen.cpp torch._inductor.codegen.cpp_wrapper_cpu
+            torch._inductor.codegen.wrapper torch._inductor.compile_fx torch._inductor.fx_passes.joint_graph
+            torch._inductor.fx_passes.post_grad torch._inductor.fx_passes.pre_grad torch._inductor.kernel.conv
+            torch._inductor.kernel.mm torch._inductor.lowering torch._inductor.scheduler
+            torch.utils.cpp_extension torch.utils.file_baton
+            """
+        )
 
     from torch._inductor.decomposition import select_decomp_table
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..inductor.config import STATIC_USER_KERNELS
@@ -11,14 +12,19 @@ from ..inductor.config import STATIC_USER_KERNELS
 MAX_COMPILE_WORKERS = 24
 
 
-def start_compile_workers(count: int) -> None:
-    """Fork Inductor's pool of Triton compilers now, before this process touches a GPU (AsyncCompile.warm_pool).
+@contextlib.contextmanager
+def compile_workers(device: str, count: int) -> Iterator[None]:
+    """Inside the block, Inductor's pool of Triton compilers runs, if `device` is `cuda`: forked now, before this
+    process touches a GPU (AsyncCompile.warm_pool).
 
     They take the ptxas that torch brings, and this process must take the same: Triton's cache goes by it. Each makes
     pages of its own of what this process has imported, some 300 MB, which count as the job's memory.
     """
+    if device != "cuda" or count <= 1:
+        yield
+        return
     from torch._inductor import config
-    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
     _set_triton_ptxas_path()
@@ -29,13 +35,10 @@ def start_compile_workers(count: int) -> None:
     AsyncCompile.process_pool.cache_clear()
     AsyncCompile.warm_pool()
     AsyncCompile.wait_pool_ready()
-
-
-def stop_compile_workers() -> None:
-    """torch._inductor.async_compile.shutdown_compile_workers."""
-    from torch._inductor.async_compile import shutdown_compile_workers
-
-    shutdown_compile_workers()
+    try:
+        yield
+    finally:
+        shutdown_compile_workers()
 
 
 def build_configuration(name: str, source: str, config: Any, caches: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ from torchrelay.compiler.search import benchmark as search_benchmark
 from torchrelay.compiler.search import user_kernels
 from torchrelay.compiler.torch_internals import patching
 from torchrelay.compiler.torch_internals.inductor import lowering_speed
-from torchrelay.compiler.torch_internals.triton import kernels as winners
+from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 from torchrelay.compiler.tuning import queries, records
 
 _LENGTH = struct.Struct(">Q")
@@ -144,13 +144,13 @@ def _outcome(case: Case, folder: str) -> Outcome:
     outcome = Outcome(asked=[])
     bundles: list[bytes] = []
     polls: list[int] = []
-    fix_winners = winners.fix_winners
+    fix_winners = triton_kernels.fix_winners
 
     def recorded(bundle: bytes, triton: Any) -> Any:
         bundles.append(bundle)
         return fix_winners(bundle, triton)
 
-    winners.fix_winners = recorded
+    triton_kernels.fix_winners = recorded
 
     _count_benchmarks(outcome)
     _count_templates(outcome)

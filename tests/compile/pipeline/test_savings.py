@@ -71,13 +71,13 @@ JOB = """
     from torchrelay.compiler.pipeline import pipeline
     from torchrelay.compiler.request import codec
     from torchrelay.compiler.torch_internals.loading.preload import preload_compiler
-    from torchrelay.compiler.torch_internals.triton import kernels as winners
+    from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 
     folder = pathlib.Path(sys.argv[1])
     request = codec.unpack_request((folder / "request").read_bytes())
     bundles = []
-    fix_winners = winners.fix_winners
-    winners.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
+    fix_winners = triton_kernels.fix_winners
+    triton_kernels.fix_winners = lambda bundle, triton: bundles.append(bundle) or fix_winners(bundle, triton)
     threads = lambda: len(os.listdir("/proc/self/task"))
     preload_compiler()
     before = threads()

@@ -6,7 +6,7 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
-from torchrelay.compiler.torch_internals.triton import kernels, winners
+from torchrelay.compiler.torch_internals.triton import kernels
 from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 
 
@@ -35,7 +35,7 @@ def test_where_a_descent_ended_is_what_a_client_runs_without_another_one() -> No
     ended = Config(XBLOCK=256)
     ended.found_by_coordesc = True  # type: ignore[attr-defined]
     late = [SimpleNamespace(config=Config(XBLOCK=128)), SimpleNamespace(config=Config(XBLOCK=256))]
-    winners.keep_winner(stored, kernel(ended), late)
+    kernels.keep_winner(stored, kernel(ended), late)
     loaded = pickle.loads(pickle.dumps(stored))
     assert [result.config.kwargs for result in loaded.compile_results] == [{"XBLOCK": 256}]
     assert not kernels.descends(loaded, loaded.compile_results[0].config)

@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from ....artifact.programs import digests
 from ....artifact.programs.records import NotPortable
+from ....request.allowed_names import words
 from . import operators
 
 _LEAVES = (torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size)
@@ -22,15 +23,16 @@ _UNNAMED = {kind.__qualname__: kind for kind in vars(types).values() if isinstan
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """Kinds of constants that are attributes of torch."""
 _DEPTH = 8
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
+_HOOKS = words(
+    "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs _backward_hooks "
+    "_backward_pre_hooks"
 )
 """Attributes of modules."""
+_DIMENSIONS = words(
+    "_dynamo_dynamic_indices _dynamo_weak_dynamic_indices _dynamo_unbacked_indices _dynamo_strict_unbacked_indices "
+    "_dynamo_static_indices"
+)
+"""Attributes of tensors that torch._dynamo.mark_dynamic and its like set."""
 
 
 def described(value: Any) -> Any:
@@ -101,17 +103,7 @@ def tensor(value: torch.Tensor) -> Any:
     """What Dynamo's guard on a tensor compares, besides its sizes and strides. Raises NotPortable for a subclass."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise NotPortable(f"a tensor subclass, {type(value).__name__}")
-    marks = [
-        [name, sorted(map(str, getattr(value, name)))]
-        for name in (
-            "_dynamo_dynamic_indices",
-            "_dynamo_weak_dynamic_indices",
-            "_dynamo_unbacked_indices",
-            "_dynamo_strict_unbacked_indices",
-            "_dynamo_static_indices",
-        )
-        if hasattr(value, name)
-    ]
+    marks = [[name, sorted(map(str, getattr(value, name)))] for name in _DIMENSIONS if hasattr(value, name)]
     return [
         _class(type(value)),
         str(torch._C._dispatch_keys(value)),

@@ -209,13 +209,7 @@ def _text(function: Any, arguments: Sequence[Any], answer: Any) -> Asked | None:
         except NotImplementedError:
             return Unnamed(f"the text of a {type(each).__name__}")
         own = kind.__module__.partition(".")[0] not in digests.LIBRARIES
-        plain = kind.__module__ == "builtins" and kind.__name__ in (
-            "dict",
-            "list",
-            "set",
-            "tuple",
-            "frozenset",
-        )
+        plain = kind in (dict, list, set, tuple, frozenset)
         methods = (kind.__str__, kind.__repr__)
         if not plain and not (own and any(hasattr(method, "__code__") for method in methods)):
             return Unnamed(f"the text of a {kind.__module__}.{kind.__qualname__}")
