@@ -6,7 +6,6 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
-from torchrelay.compiler.torch_internals.triton import kernels
 from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 
 
@@ -35,10 +34,10 @@ def test_where_a_descent_ended_is_what_a_client_runs_without_another_one() -> No
     ended = Config(XBLOCK=256)
     ended.found_by_coordesc = True  # type: ignore[attr-defined]
     late = [SimpleNamespace(config=Config(XBLOCK=128)), SimpleNamespace(config=Config(XBLOCK=256))]
-    kernels.keep_winner(stored, kernel(ended), late)
+    triton_kernels.keep_winner(stored, kernel(ended), late)
     loaded = pickle.loads(pickle.dumps(stored))
     assert [result.config.kwargs for result in loaded.compile_results] == [{"XBLOCK": 256}]
-    assert not kernels.descends(loaded, loaded.compile_results[0].config)
+    assert not triton_kernels.descends(loaded, loaded.compile_results[0].config)
 
 
 def test_a_kernel_that_has_yet_to_descend_is_undecided() -> None:
