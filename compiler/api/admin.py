@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..artifact import manifest as artifact_manifest
 from ..artifact.trust_document import ListedKey
-from .bounds import TEN_YEARS_SECONDS, Amount, Count
+from .compiles import TEN_YEARS_SECONDS, Amount, Count
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
 """read: artifacts, progress, stats; every other role includes it. compile: request compiles, send winners of libraries'

@@ -14,6 +14,15 @@ USE_HEADER = "Torchrelay-Use"
 EDGE_HEADER = "X-Torchrelay-Edge"
 """On every answer that comes through an edge (deploy/edge/nginx.conf)."""
 
+MAX_WHOLE = (1 << 53) - 1
+"""The service's scripts count in doubles."""
+
+TEN_YEARS_SECONDS = 10 * 366 * 86400
+
+Count = Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
+
+Amount = Annotated[float, Meta(ge=0, le=MAX_WHOLE)]
+
 
 class NearestEntry(Struct, frozen=True):
     """The cache's entry that is nearest to a request. created: seconds since 1970. seconds: its compile time."""

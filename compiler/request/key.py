@@ -107,12 +107,7 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
 def _graph_details(graph: schema.Graph) -> dict[str, str]:
     """`kinds`: [operator, count] of all subgraphs together, by falling count. `order`: the outer graph's
     nodes, each the position of its operator in `kinds` ('' if it was cut off) and 4 digits of its digest."""
-    counts: Counter[str] = Counter()
-    todo = [graph]
-    while todo:
-        last = todo.pop()
-        counts.update(map(_kind, last.nodes))
-        todo += last.subgraphs
+    counts = Counter(map(_kind, graph.all_nodes()))
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     position = {kind: index for index, (kind, _) in enumerate(ranked[:_KINDS])}
     return {

@@ -12,7 +12,7 @@ from ...request import schema
 from ...tuning.queries import Space
 from ...tuning.records import CandidateFailure, Problem, Text, Timing, TuningEntry
 from .. import compiles as api_compiles
-from ..bounds import TEN_YEARS_SECONDS, Count
+from ..compiles import TEN_YEARS_SECONDS, Count
 from . import kernels
 
 TUNE_ITEMS = 4096

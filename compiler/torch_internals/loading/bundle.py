@@ -82,13 +82,7 @@ def deserialize(
     return call
 
 
-_DEVICE_PATTERNS = (
-    (re.compile(r"(_DeviceGuard\()0\)"), r"\g<1>{})"),
-    (re.compile(r"(set_device\()0\)"), r"\g<1>{})"),
-    (re.compile(r"(get_raw_stream\()0\)"), r"\g<1>{})"),
-    (re.compile(r"(type='cuda', index=)0\b"), r"\g<1>{}"),
-    (re.compile(r"(cuda:)0\b"), r"\g<1>{}"),
-)
+_GPU_0 = re.compile(r"((?:_DeviceGuard|set_device|get_raw_stream)\()0(?=\))|(type='cuda', index=|cuda:)0\b")
 """How Inductor's generated Python spells GPU 0."""
 
 
@@ -128,9 +122,7 @@ def rename_process_groups(graph: Any, groups: Mapping[str, str]) -> None:
 
 
 def _for_device(source: str, index: int) -> str:
-    for pattern, replacement in _DEVICE_PATTERNS:
-        source = pattern.sub(replacement.format(index), source)
-    return source
+    return _GPU_0.sub(lambda found: f"{found[1] or found[2]}{index}", source)
 
 
 def _gpu_0(generated: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def without_lowering_import(function: Callable[..., Any]) -> Callable[..., Any]:
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
         if (name, level) == ("graph", 1):
-            return _NoLowering
+            return SimpleNamespace(GraphLowering=SimpleNamespace(save_output_code=None))
         return builtins.__import__(name, globals, locals, fromlist, level)
 
     names = {**function.__globals__, "__builtins__": {**vars(builtins), "__import__": import_module}}
@@ -37,14 +37,6 @@ def without_lowering_import(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _LOWERING = "torch._inductor.graph"
-
-
-class _NoGraphLowering:
-    save_output_code = None
-
-
-class _NoLowering:
-    GraphLowering = _NoGraphLowering
 
 
 @contextlib.contextmanager
