@@ -197,15 +197,6 @@ def _unloaded_copy(result: Any) -> Any:
     return copied
 
 
-def kernel_measurements(kernels: TritonKernels) -> list[tuple[str, TritonWinner]]:
-    """(kernel, winner) of each kernel that was measured, in this compile or an earlier one."""
-    return [
-        (str(live.inductor_meta.get("kernel_name", "")), kernels.timings[id(live)])
-        for live in kernels.live.values()
-        if id(live) in kernels.timings
-    ]
-
-
 def descends(kernel: Any, config: Any) -> bool:
     """Whether a CachingAutotuner would begin a coordinate descent when it runs with this configuration."""
     wanted = kernel.inductor_meta.get("coordinate_descent_tuning", False)
@@ -305,11 +296,12 @@ def fix_winners(bundle: bytes, kernels: TritonKernels) -> tuple[bytes, list[mani
     kept = keep_winners(bundle, kernels)
     tuning = [
         manifest.Measurement(
-            problem=name,
+            problem=str(live.inductor_meta.get("kernel_name", "")),
             winner=winner.configuration,
             milliseconds=winner.milliseconds,
             candidates=winner.candidates,
         )
-        for name, winner in kernel_measurements(kernels)
+        for live in kernels.live.values()
+        if (winner := kernels.timings.get(id(live))) is not None
     ]
     return kept, tuning
