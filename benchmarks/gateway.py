@@ -109,18 +109,7 @@ def graph(size: int) -> schema.GraphRequest:
         for i in range(GRAPH_NODES)
     ]
     nodes += [schema.Node("output", "", [schema.TupleArg([schema.Ref(GRAPH_NODES)])])]
-    ambient = schema.Ambient(
-        grad=True,
-        inference=False,
-        autocast=[],
-        default_dtype="float32",
-        matmul_precision="highest",
-        deterministic=False,
-        deterministic_warn_only=False,
-        fill_uninitialized=True,
-        threads=1,
-        flags=[],
-    )
+    ambient = schema.usual_ambient(grad=True, threads=1, flags=[])
     return schema.GraphRequest(
         schema=schema.SCHEMA,
         graph=schema.Graph(nodes),

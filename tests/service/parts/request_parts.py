@@ -17,18 +17,7 @@ TOOLCHAIN = schema.Toolchain(python="cp311", torch="2.13.0+cpu", triton="", cuda
 TARGET = schema.Target(kind="cpu", name="", capability="", units=0, cpu=[])
 GPU_TOOLCHAIN = schema.Toolchain("cp312", "2.11.0+cu128", "3.6.0", "12.8", "linux-x86_64")
 GPU = schema.Target(kind="cuda", name="NVIDIA H100", capability="9.0", units=132, cpu=[])
-AMBIENT = schema.Ambient(
-    grad=True,
-    inference=False,
-    autocast=[],
-    default_dtype="float32",
-    matmul_precision="highest",
-    deterministic=False,
-    deterministic_warn_only=False,
-    fill_uninitialized=True,
-    threads=1,
-    flags=[],
-)
+AMBIENT = schema.usual_ambient(grad=True, threads=1, flags=[])
 
 
 def request_of(
