@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from ...compiler.errors import ExportFailed
 from ...compiler.graph.toolchain import local_target
-from ...compiler.torch_internals.cpp import instruction_set
+from ...compiler.torch_internals import cpp
 from ...compiler.torch_internals.inductor import aot_inductor
 from .checks import ProgramShapes, checked, leaves, shapes_of, tensors_of
 from .options import (
@@ -326,7 +326,7 @@ def _compiled_for(name: str, own: Sequence[str]) -> Iterator[list[str]]:
             hint="Run it as a job on a node that has them",
         )
     chosen = sorted(own if asked is None else asked)
-    with instruction_set.cpu_target(chosen):
+    with cpp.cpu_target(chosen):
         yield chosen
 
 

@@ -18,8 +18,8 @@ from ..graph.ambient import apply_ambient
 from ..graph.configuration import options_of
 from ..request import schema, size_expr
 from ..search.in_compile import CompileSearch
+from ..torch_internals import cpp
 from ..torch_internals.algorithm_selection import padding_candidates, selector_cache
-from ..torch_internals.cpp import instruction_set, kernel_libraries
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
 from ..torch_internals.inductor import compile_fx, config, lowering_speed, naming
 from ..tuning.candidates import Candidates
@@ -31,7 +31,7 @@ class CompiledGraph(Struct, frozen=True):
 
     run: Callable[..., Any]
     bundle: bytes
-    building: kernel_libraries.CppLibraries
+    building: cpp.CppLibraries
     """The C++ kernels. The C++ compiler may still be working on some: `encode_libraries` waits for them."""
     guards: list[str]
     halves: dict[int, torch.fx.GraphModule]
@@ -51,16 +51,16 @@ def compile_rebuilt(
 
     threads: parallel g++ and Triton compilers. search: chooses among an operator's candidates; without it Inductor
     does. Raises CompileFailed with the compiler's own message, CompileKilled if the C++ compiler could not work,
-    what `search` raises, and dry_run.DryRunFinished if `search` asks for a dry run.
+    what `search` raises, and compile_fx.DryRunFinished if `search` asks for a dry run.
     """
     halves: dict[int, torch.fx.GraphModule] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(config.aot_config(config.AOT_SERIALIZABLE))
         stack.enter_context(config.aot_config(dict(request.aot_options)))
-        stack.enter_context(instruction_set.cpu_target(request.target.cpu))
+        stack.enter_context(cpp.cpu_target(request.target.cpu))
         stack.enter_context(naming.content_addressed_kernel_names())
         stack.enter_context(lowering_speed.faster_lowering())
-        building = stack.enter_context(kernel_libraries.recording_cpp_libraries())
+        building = stack.enter_context(cpp.recording_cpp_libraries())
         if search is not None:
 
             def chosen(candidates: Candidates) -> int:
@@ -107,7 +107,7 @@ def _failure(error: Exception) -> RelayError:
     while cause is not None:
         if isinstance(cause, RelayError):
             return cause
-        output = kernel_libraries.cpp_compiler_output(cause)
+        output = cpp.cpp_compiler_output(cause)
         if output is not None and not refuses_source(output):
             return CompileKilled(
                 f"the worker's C++ compiler could not do its work: {complaint(output)}",

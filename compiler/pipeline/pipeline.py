@@ -26,10 +26,9 @@ from ..request import cpu_isa as targets
 from ..request import schema
 from ..search import in_compile, ranking, user_kernels
 from ..search.user_kernels import UserKernelSearch
-from ..torch_internals import compatibility, counters, patching
-from ..torch_internals.cpp import kernel_libraries
+from ..torch_internals import compatibility, counters, cpp, patching
 from ..torch_internals.distributed import fake_process_group
-from ..torch_internals.inductor import dry_run, naming
+from ..torch_internals.inductor import compile_fx, naming
 from ..torch_internals.loading import preload as inductor_preload
 from ..torch_internals.triton import caches as triton_caches
 from ..torch_internals.triton import compile_workers
@@ -84,7 +83,7 @@ def compile_request(
             request
         ) as fork_server,  # before there are threads, and before the GPU is used
         compile_workers.compile_workers(request.target.kind, threads),
-        kernel_libraries.sharing_cpp_libraries(kernels) as builds,
+        cpp.sharing_cpp_libraries(kernels) as builds,
         triton_kernels.recording_triton_kernels(kernels) as triton,
     ):
         clock.enter("aot", "")
@@ -209,7 +208,7 @@ def _compiled(
                     search=search,
                     keep_halves=bool(outcomes.random_node(rebuilt.gm)),
                 )
-        except dry_run.DryRunFinished:
+        except compile_fx.DryRunFinished:
             search.finish_dry_run()
         except CompileFailed as error:
             if search.in_dry_run:

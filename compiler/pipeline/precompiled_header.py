@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..graph import configuration
 from ..request import schema
-from ..torch_internals.cpp import instruction_set, precompiled_header
+from ..torch_internals import cpp
 
 KEPT = 8
 """How many targets' headers stay on a machine: those used last."""
@@ -28,8 +28,8 @@ def name_for(target: schema.Target) -> str:
 def build(target: schema.Target, torch_version: str, folder: Path) -> None:
     """Make the header for `target` in `folder`. Raises Inductor's CppCompileError."""
     options = configuration.search_options(torch_version, kernel_threads=1, threads=1)
-    with precompiled_header.header_directory(folder), instruction_set.cpu_target(target.cpu):
-        os.utime(precompiled_header.precompile_header(options))
+    with cpp.header_directory(folder), cpp.cpu_target(target.cpu):
+        os.utime(cpp.precompile_header(options))
     _trim(folder)
 
 
@@ -39,7 +39,7 @@ def borrowed(shared: Path | None, own: Path) -> Iterator[None]:
     own.mkdir()
     for path in [] if shared is None else sorted(shared.glob("c*.h*")):
         (own / path.name).symlink_to(path)
-    with precompiled_header.header_directory(own):
+    with cpp.header_directory(own):
         yield
 
 

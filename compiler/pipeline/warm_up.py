@@ -16,8 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from ..graph import ambient
 from ..graph.toolchain import local_target, local_toolchain
 from ..request import schema
-from ..torch_internals import devices, patching
-from ..torch_internals.cpp import kernel_libraries
+from ..torch_internals import cpp, devices, patching
 from ..torch_internals.dynamo import symbolic_shapes, tracing
 from ..torch_internals.dynamo.tensors import fake_tensors
 from ..torch_internals.inductor import naming
@@ -49,7 +48,7 @@ def warm_up(folder: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="relay-", dir=folder) as caches,
         patching.patched_environment(TORCHINDUCTOR_CACHE_DIR=caches),
-        kernel_libraries.without_cpp_builds(),
+        cpp.without_cpp_builds(),
         naming.restoring_graph_counters(),
         torch.random.fork_rng(devices=[]),
     ):

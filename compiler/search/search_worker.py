@@ -30,9 +30,8 @@ from ..graph import configuration
 from ..graph.toolchain import device_environment
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
-from ..torch_internals import patching
+from ..torch_internals import cpp, patching
 from ..torch_internals.algorithm_selection import operator_candidates
-from ..torch_internals.cpp import instruction_set, kernel_libraries
 from ..torch_internals.inductor import config
 from ..torch_internals.triton import compile_workers
 from ..tuning import queries, records
@@ -105,8 +104,8 @@ def open_task_executor(
         stack.enter_context(patching.cache_folders(workdir))
         stack.enter_context(triton_cache.sharing_binaries(kernels))
         stack.enter_context(compile_workers.compile_workers(device, processors))
-        stack.enter_context(kernel_libraries.sharing_cpp_libraries(kernels))
-        stack.enter_context(instruction_set.cpu_target(spec.target.cpu))
+        stack.enter_context(cpp.sharing_cpp_libraries(kernels))
+        stack.enter_context(cpp.cpu_target(spec.target.cpu))
         options = configuration.search_options(spec.toolchain.torch, spec.threads, processors)
         stack.enter_context(config.inductor_config(options))
         if spec.threads and torch.get_num_threads() != spec.threads:

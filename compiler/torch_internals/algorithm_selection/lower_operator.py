@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...tuning import records
 from ..dynamo.tracing import tracing_context
-from ..inductor.compile_fx import compile_graph
-from ..inductor.dry_run import DryRunFinished
+from ..inductor.compile_fx import DryRunFinished, compile_graph
 from .operator_candidates import OperatorCandidates
 from .selector_cache import choosing_algorithms
 

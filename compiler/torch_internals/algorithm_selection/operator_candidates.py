@@ -16,7 +16,7 @@ from ...tuning import records
 from ...tuning.candidates import CandidateBuilds, Candidates
 from ...tuning.tile_config import slowest_first
 from ..ambient_state import precision_settings
-from ..cpp.kernel_libraries import candidate_context
+from ..cpp import candidate_context
 from ..inductor.config import changed_options
 from ..patching import patched, replace
 

@@ -14,8 +14,12 @@ from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.request import key
 from torchrelay.compiler.torch_internals import patching
-from torchrelay.compiler.torch_internals.inductor import config, dry_run
-from torchrelay.compiler.torch_internals.inductor.compile_fx import copy_graph
+from torchrelay.compiler.torch_internals.inductor import config
+from torchrelay.compiler.torch_internals.inductor.compile_fx import (
+    DryRunFinished,
+    copy_graph,
+    stop_after_lowering,
+)
 
 
 class Seen(Struct, frozen=True):
@@ -81,7 +85,7 @@ def generated_source(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: M
         stack.enter_context(config.inductor_config({"force_disable_caches": True, "compile_threads": 1}))
         lazily = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
         stack.enter_context(config.aot_config(lazily))
-        lower = stack.enter_context(dry_run.stop_after_lowering(compile_fx_inner, always))
+        lower = stack.enter_context(stop_after_lowering(compile_fx_inner, always))
         stop = GraphLowering.compile_to_module
 
         def compile_to_module(self: Any) -> Any:
@@ -95,7 +99,7 @@ def generated_source(gm: torch.fx.GraphModule, inputs: Sequence[Any], patches: M
             return lower(*args, **kwargs)
 
         stack.enter_context(patching.patched(GraphLowering, "compile_to_module", compile_to_module))
-        stack.enter_context(contextlib.suppress(dry_run.DryRunFinished))
+        stack.enter_context(contextlib.suppress(DryRunFinished))
         compile_fx(gm, list(inputs), inner_compile=generate, config_patches=dict(patches))
     return "\n".join(sources)
 

@@ -1,4 +1,5 @@
-"""The shared libraries of C++ kernels: record what a compile builds, reuse what was built before."""
+"""C++ kernels: for which instruction set, their shared libraries (recorded, and reused from earlier compiles), and the
+precompiled header that they include."""
 
 from __future__ import annotations
 
@@ -8,12 +9,43 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...kernel_store.libraries import KernelExchange
-from ..patching import patched
+from ..kernel_store.libraries import KernelExchange
+from ..request import cpu_isa
+from .patching import patched, replace
+
+
+@contextlib.contextmanager
+def cpu_target(cpu: Collection[str]) -> Iterator[None]:
+    """Make Inductor generate C++ for a target (Target.cpu) instead of this CPU, without test builds."""
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    chosen, vector_sets = [], set(cpu_isa.vector_sets(cpu))
+    for isa in cpu_vec_isa.supported_vec_isa_list:
+        if str(isa).split() and set(str(isa).split()) <= vector_sets:
+            if isinstance(isa, cpu_vec_isa.VecAVX512):
+                replace(isa, "_is_avx512_bf16_supported", "avx512_bf16" in cpu)
+            chosen.append(isa)
+    original = cpp_builder._get_optimization_cflags
+
+    @functools.wraps(original)
+    def optimization_flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
+        cflags, ldflags = original(*args, **kwargs)
+        kept = [flag for flag in cflags if not flag.startswith(("march=", "mcpu="))]
+        return kept + cpu_isa.compiler_flags(cpu), ldflags
+
+    with (
+        patched(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen),
+        patched(cpu_vec_isa.VecISA, "check_build", lambda self, code: True),
+        patched(cpp_builder, "_get_optimization_cflags", optimization_flags),
+    ):
+        yield
+
+
+# --- libraries ---------------------------------------------------------------------------------------------
 
 
 def cpp_compiler_output(error: BaseException) -> str | None:
@@ -143,3 +175,40 @@ def candidate_context() -> contextvars.Context:
     context = contextvars.copy_context()
     context.run(_building_candidate.set, True)
     return context
+
+
+# --- the precompiled header --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def header_directory(folder: Path) -> Iterator[None]:
+    """Inside the block, precompiled headers lie in `folder` (torch._inductor.codecache._HEADER_DIR)."""
+    from torch._inductor import codecache
+
+    with (
+        patched(codecache, "_HEADER_DIR", str(folder)),
+        patched(codecache, "_HEADER_LOCK_DIR", str(folder / "locks")),
+    ):
+        yield
+
+
+def precompile_header(options: Mapping[str, Any]) -> Path:
+    """Have the header that C++ kernels include precompiled, as their first one would have it; returns its file.
+
+    Enters torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding_async, which builds no kernel until what
+    it returns is called.
+    """
+    from torch._inductor import codecache, config
+
+    used: list[Path] = []
+    original = codecache._precompile_header
+
+    def recorded(*args: Any, **kwargs: Any) -> str:
+        path: str = original(*args, **kwargs)
+        used.append(Path(path + ".gch"))
+        return path
+
+    with patched(codecache, "_precompile_header", recorded), config.patch(dict(options)):
+        source = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(float* x) {}\n'
+        codecache.CppPythonBindingsCodeCache.load_pybinding_async(["float*"], source)
+    return used[0]
