@@ -48,20 +48,25 @@ def unkeyed(request: schema.GraphRequest) -> str:
     return "" if _keyed(request) is request else _digest(request.symbols)
 
 
+def _without_hint(symbol: schema.Symbol) -> dict[str, str | int | None]:
+    return {name: value for name, value in msgspec.structs.asdict(symbol).items() if name != "hint"}
+
+
 def components(request: schema.GraphRequest) -> dict[str, str]:
     """Each part that the key covers, by name, as text; what compiler/request/key_diff.py compares.
 
     Long parts are a digest of 16 hex digits, and beside it as much of what they hold as DETAIL_BYTES allows:
     a request with 12 layers of a transformer has about 10 KB, and none has more than 200 KB.
     """
-    request = _keyed(request)
+    whole, request = request, _keyed(request)
+    symbols = request.symbols if request is whole else [_without_hint(symbol) for symbol in request.symbols]
     parts = {
         "schema": str(request.schema),
         "graph": _digest(request.graph),
         "inputs": _digest(request.inputs),
         "inputs.count": str(len(request.inputs)),
         "symbols": _digest(request.symbols),
-        "symbols.list": _list(request.symbols),
+        "symbols.list": _list(symbols),
         "relations": _digest(request.relations),
         "relations.list": _list(request.relations),
         "constants": _digest(request.constants),
@@ -70,16 +75,21 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
             for item in request.constants
         ),
         "mode": request.mode,
-        "exact_sizes": _text(request.exact_sizes),
-        "kernels": _digest(request.kernels),
-        "kernels.list": _list(
+    }
+    if request.exact_sizes:
+        parts["exact_sizes"] = "true"
+    if request.kernels:
+        parts["kernels"] = _digest(request.kernels)
+        parts["kernels.list"] = _list(
             {"name": item.name, "source": _digest(item.source), "configurations": _digest(item.configs)}
             for item in request.kernels
-        ),
-        "pipeline": str(schema.PIPELINE),
-        "bases": _digest(request.bases),
-        "eager": _digest(request.eager),
-    }
+        )
+    if schema.PIPELINE > 1:
+        parts["pipeline"] = str(schema.PIPELINE)
+    if request.bases:
+        parts["bases"] = _digest(request.bases)
+    if request.eager:
+        parts["eager"] = _digest(request.eager)
     if request.meshes:
         parts["meshes"] = ", ".join(
             f"{'x'.join(map(str, mesh.shape))} at {' '.join(map(str, mesh.coordinate))}"
