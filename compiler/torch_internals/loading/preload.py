@@ -16,6 +16,7 @@ from .light_imports import libraries_when_used, without_debug_import
 
 def preload_loader() -> None:
     """Import what loading an artifact needs, without creating Inductor's process pool."""
+    import torch._dynamo  # noqa: F401 - looks at all modules: beside the stubs it would import the libraries
 
     with patched_environment(TORCH_WARM_POOL="0"), libraries_when_used():
         _import(
