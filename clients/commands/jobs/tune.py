@@ -27,7 +27,7 @@ from ...gateway.compile_client import GatewayClient
 from ...gateway.jobs import TuningJobsClient, TuningJobStateChange
 from ...jobfiles import captured_graphs, tune_file, tuning_lock
 from ...reports.html_page import PAGE, write_files
-from ...reports.tuning import page, summary
+from ...reports.tuning import page, plots, summary
 from ...settings import load_settings
 from .. import output
 from ..output import Detach, Follow, JobName, Json, Namespace, OutputFolder
@@ -137,16 +137,25 @@ def write_report(
     lock: Annotated[
         Path | None, typer.Option(help="An older lock file to compare with; slowdowns are shown first.")
     ] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also write a PNG file.")] = True,
     namespace: Namespace = "",
 ) -> None:
-    """Write an HTML page about a tuning job or lock file: gains, rooflines, candidates, slowdowns."""
+    """Write an HTML page and a picture of a tuning job or lock file: gains, rooflines, candidates, slowdowns."""
+    if pictures:
+        plots.require()
     old = None if lock is None else tuning_lock.load(lock)
     against = "" if lock is None else lock.name
     report = _report(job, old, against, namespace)
-    write_files(directory, {PAGE: page.page(report).encode()})
+    picture = plots.faster(report) if pictures else None
+    files = {PAGE: page.page(report).encode()}
+    if picture is not None:
+        files[plots.PICTURE] = picture
+    write_files(directory, files)
     slower = sum(change.kind == "slower" for change in report.changes or [])
     compared = f", {slower} slower than in {against}" if report.changes is not None else ""
     print(f"{report.problems} problems{compared}: {directory / PAGE}")
+    if picture is not None:
+        print(f"  {directory / plots.PICTURE}")
 
 
 # --- winners in lock files ------------------------------------------------------------------------------------

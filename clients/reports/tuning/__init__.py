@@ -1,3 +1,3 @@
 """The report of a tuning job, or of a tuning lock.
-Takes results. Gives rows, totals and slowdowns, an HTML page.
+Takes results. Gives rows, totals and slowdowns, an HTML page and a PNG picture.
 """

@@ -69,16 +69,16 @@ def test_a_jobs_report_is_a_page_of_what_it_found(
     command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     assert command("job.yaml").returncode == 0
-    written = command("report", "small", "--output", "out")
+    written = command("report", "small", "--output", "out", "--no-pictures")
     assert written.stdout == "2 problems: out/index.html\n", written.stderr
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<title>small</title>" in page
     assert "<code>mm(bf16[32,16], bf16[16,16]) -&gt; bf16[32,16]" in page and "line 4" in page
     assert "Measured ceilings: memory" in page
     assert command("export", "old.lock").returncode == 0
-    again = command("report", "small", "--lock", "old.lock", "-o", "out")
+    again = command("report", "small", "--lock", "old.lock", "-o", "out", "--no-pictures")
     assert again.stdout == "2 problems, 0 slower than in old.lock: out/index.html\n"
-    missing = command("report", "another")
+    missing = command("report", "another", "--no-pictures")
     assert missing.returncode == 1 and "there is no batch job another" in missing.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import sys
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from torchrelay.clients.commands.jobs import tune as tune_command
 from torchrelay.clients.jobfiles import tuning_lock
 from torchrelay.clients.reports import html_page
 from torchrelay.clients.reports.tuning import page as tuning_page
-from torchrelay.clients.reports.tuning import summary
+from torchrelay.clients.reports.tuning import plots, summary
 from torchrelay.compiler.api.tuning.jobs import TuneProgress, TuneResult
 from torchrelay.compiler.errors import SettingsError, TuningLockError
 from torchrelay.compiler.tuning.records import (
@@ -227,29 +228,55 @@ def test_times_have_three_digits(milliseconds, shown):
 # --- the command -------------------------------------------------------------------------------------------
 
 
-def test_a_lock_file_alone_gives_a_page(tmp_path, capsys):
+def test_a_lock_file_alone_gives_a_page_and_a_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
     lock, old, out = tmp_path / "new.lock", tmp_path / "old.lock", tmp_path / "out" / "report"
     large = parse_problem("mm(bf16[4096,4096], bf16[4096,4096]) -> bf16[4096,4096]")
     copied = msgspec.structs.replace(entry(CEILINGS[0].entry.problem, 0.01), aten=None, default=None)
     lock.write_text(tuning_lock.write([entry(), entry(SKINNY), entry(large, 20.0), copied]))
     old.write_text(tuning_lock.write([entry(MM, 0.5)]))
-    tune_command.write_report(str(lock), out, old)
+    tune_command.write_report(str(lock), out, old, True)
     said = capsys.readouterr().out
     assert said.startswith("3 problems, 1 slower than in old.lock: ")
-    assert [path.name for path in out.iterdir()] == ["index.html"]
+    assert sorted(path.name for path in out.iterdir()) == ["faster.png", "index.html"]
+    assert (out / "faster.png").read_bytes().startswith(b"\x89PNG")
     assert "new.lock" in (out / "index.html").read_text()
+
+
+def test_without_pictures_nothing_but_the_page_is_written(tmp_path, monkeypatch):
+    lock = tmp_path / "a.lock"
+    lock.write_text(tuning_lock.write([entry()]))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="matplotlib") as error:
+        tune_command.write_report(str(lock), tmp_path / "out", None, True)
+    assert "pip install '.[report]'" in str(error.value)
+    assert not (tmp_path / "out").exists()
+    tune_command.write_report(str(lock), tmp_path / "out", None, False)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
 
 
 def test_a_file_that_is_no_lock_is_named(tmp_path):
     with pytest.raises(TuningLockError, match=r"nothing\.lock"):
-        tune_command.write_report(str(tmp_path / "nothing.lock"), tmp_path / "out", None)
+        tune_command.write_report(str(tmp_path / "nothing.lock"), tmp_path / "out", None, False)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     lock = tmp_path / "a.lock"
     lock.write_text(tuning_lock.write([entry()]))
     with pytest.raises(SettingsError, match=r"a\.lock/out cannot be written"):
-        tune_command.write_report(str(lock), lock / "out", None)
+        tune_command.write_report(str(lock), lock / "out", None, False)
+
+
+def test_the_picture_draws_names_that_are_no_formulas():
+    pytest.importorskip("matplotlib")
+    drawn = plots.faster(summary.report("$\\frac{$", [TuneResult(item="$\\frac{$", entry=entry())]))
+    assert drawn is not None and drawn.startswith(b"\x89PNG")
+
+
+def test_without_another_choice_to_compare_with_there_is_no_picture():
+    alone = TuneResult(item="a", entry=entry(aten=None, default=None))
+    assert plots.faster(summary.report("job", [alone])) is None
 
 
 @pytest.fixture
