@@ -1,6 +1,6 @@
 """Reads YAML files of jobs: texts with their lines, converted to the types that the API has. No torch.
 
-Every value is a text until its type is known: 3.10 stays 3.10 in a list of arguments.
+Every value is a text until its type is known: 3.10 stays 3.10 in a list of arguments. No tags, no anchors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from ...compiler import decoding, install_hint
 from ...compiler.errors import RequestError, SettingsError
 from ..atomic_file import file_errors
 
+BYTES = 1 << 20
+"""The most bytes of a file."""
+_DEPTH = 12
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _UNSET = ("", "null", "~")
 """A field with one of these texts has its default."""
@@ -47,8 +50,11 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
     try:
         from ruamel.yaml import YAML, ScalarNode, SequenceNode
         from ruamel.yaml.error import YAMLError
+        from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
     except ImportError:
         raise SettingsError("a job's file needs ruamel.yaml", hint=install_hint("cli")) from None
+    if len(data) > BYTES:
+        raise wrong(f"{name} has {len(data)} bytes, limit {BYTES}", hint="Split the job")
     lines: dict[YamlPath, int] = {}
 
     def fail(mark: Any, message: str) -> NoReturn:
@@ -72,10 +78,16 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
         return found
 
     try:
-        node = YAML(typ="safe", pure=True).compose(data.decode())
-        value = plain(node, ()) if node is not None else {}
-    except RecursionError:
-        fail(None, "this is nested too deep")
+        text, depth = data.decode(), 0
+        for event in YAML(typ="safe", pure=True).parse(text):
+            if getattr(event, "anchor", None) is not None:
+                fail(event.start_mark, "anchors and aliases are not used here")
+            if getattr(event, "tag", None) is not None:
+                fail(event.start_mark, "tags are not used here")
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > _DEPTH + 1:  # to read on takes time that grows with the square of the depth
+                fail(event.start_mark, "this is nested too deep")
+        node = YAML(typ="safe", pure=True).compose(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise wrong(f"{name}, line {line}: this is not UTF-8 text") from None
@@ -84,7 +96,7 @@ def tree(data: bytes, name: str, wrong: type[RequestError]) -> YamlTree:
             getattr(error, "problem_mark", None),
             f"this is not YAML: {getattr(error, 'problem', None) or error}",
         )
-    return YamlTree(value, lines)
+    return YamlTree(plain(node, ()) if node is not None else {}, lines)
 
 
 class YamlReader:

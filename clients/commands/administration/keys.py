@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from ....compiler.api.admin import KeysReply
 from ....compiler.artifact.trust_document import ListedKey
+from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from .. import output
 from ..output import Json, Yes
@@ -50,6 +52,8 @@ def rotate(
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay keys ls`.")]) -> None:
     """Revoke a key: its signatures do not count from now on; its artifacts are compiled again on request."""
+    if not re.fullmatch("[0-9a-f]{16}", key_id):
+        raise SettingsError("this is not a key's id", hint="`torchrelay keys ls` lists ids: 16 hex digits")
     with output.connect(AdminClient) as administration:
         found = administration.revoke_key(key_id)
     print(f"revoked {key_id}; key {found.current} signs now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import Annotated, cast
@@ -9,6 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from ....compiler.api.admin import Role, TokenRecord, TokenRequest
+from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from .. import output
 from ..output import Json
@@ -94,6 +96,8 @@ def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="From `torchrelay token ls`.")],
 ) -> None:
     """Revoke a token; it is refused from now on."""
+    if not re.fullmatch("[0-9a-f]{12}", token_id):
+        raise SettingsError("this is not a token's id", hint="`torchrelay token ls` lists ids: 12 hex digits")
     with output.connect(AdminClient) as administration:
         record = administration.revoke_token(token_id)
     print(f"revoked {record.id}, {record.name}")

@@ -123,6 +123,7 @@ def test_what_a_file_leaves_out_is_the_records_default() -> None:
         ),
         ("script: a.py\nenvironment:\n  1X: 2", "line 2: environment: Expected `str` matching"),
         ("script: a.py\nscript: b.py", "line 2: script is given twice"),
+        ("script: &x a.py", "line 1: anchors and aliases are not used here"),
         ("- script", "line 1: fields are expected here"),
     ],
 )

@@ -255,6 +255,8 @@ OPERATOR = "operators:\n- op: mm\n  m: 4\n  n: 4\n  dtype: f16\n  k: 4\n"
         ),
         ('operators:\n- op: mm\n  operands: ["f32[4,5]:1000000000000,1", "f32[5,4]"]', 3, "reaches over"),
         ("operators:\n- {op: scaled_mm, m: 8, n: 8, k: 8}", 2, "multiples of 16"),
+        ("operators:\n- &a {op: mm}", 2, "anchors"),
+        ("operators:\n- !!python/object:os.system {}", 2, "tags"),
         ("operators: [", 1, "not YAML"),
         ("operators:\n\t- x", 2, "not YAML"),
         ("a: 1\nname: x", 1, "'a' is not a field here"),
