@@ -59,7 +59,7 @@ def see(
         except RelayError as error:
             keys.append(f"{error.code}: {error}")
         eager = copy_graph(gm)
-        patches = {**config.mode_options(mode, dynamic), **chosen}
+        patches = {**config.mode_options(mode), **chosen}
         source = ""
         if code(keys[-1]):
             # What cannot be sent need not compile either.
