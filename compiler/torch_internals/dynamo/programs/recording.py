@@ -105,11 +105,11 @@ def observe() -> Callable[[], None]:
     """Begin to see what Dynamo traces (convert_frame.compile_frame) and what it asks; returns what ends it."""
     from torch._dynamo import convert_frame
 
-    with Hooks() as seen:
-        seen.put(convert_frame, "compile_frame", _written)
-        lookups.observe(seen, note_asked, active)
-        answers.observe(seen, note_asked, active)
-        return seen.pop_all().close
+    with Hooks() as hooks:
+        hooks.put(convert_frame, "compile_frame", _written)
+        lookups.observe(hooks, note_asked, active)
+        answers.observe(hooks, note_asked, active)
+        return hooks.pop_all().close
 
 
 def _written(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
