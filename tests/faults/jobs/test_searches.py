@@ -64,12 +64,13 @@ class Site:
         """The fork server that searches for `worker` and the actor that it belongs to; none while it starts."""
         for process in psutil.Process().children(recursive=True):
             try:
-                if f'"worker":"{worker}-search"' in " ".join(process.cmdline()):
+                slot = process.environ().get("TORCHRELAY_SLOT", "")
+                if slot == f"{worker}-search" and "fork_server" in " ".join(process.cmdline()):
                     return [
                         process,
                         *(p for p in process.parents() if "CompileSlot" in " ".join(p.cmdline())),
                     ]
-            except psutil.NoSuchProcess:
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return []
 

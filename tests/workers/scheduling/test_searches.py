@@ -197,19 +197,16 @@ def test_a_cancelled_searcher_is_killed_and_its_worker_compiles_on(service):
 
 
 def servers(worker):
-    """The fork servers that search for `worker`."""
-    mark = f"{worker}-search"
+    """The fork servers that search for `worker`, with the jobs that they have forked."""
     below = psutil.Process().children(recursive=True)
-    return [
-        p for p in below if '"worker":"' + mark + '"' in " ".join(_line(p)) and "fork_server" in str(_line(p))
-    ]
+    return [p for p in below if _slot(p) == f"{worker}-search"]
 
 
-def _line(process):
+def _slot(process):
     try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+        return process.environ().get("TORCHRELAY_SLOT", "") if "fork_server" in str(process.cmdline()) else ""
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
 
 
 def test_a_searcher_cancelled_while_its_server_comes_up_leaves_the_worker_alive(service):
