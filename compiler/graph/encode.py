@@ -61,9 +61,8 @@ def encode_graph(
     _refuse_annotations("the graph", original or gm)
     encoder = _Encoder(symbols)
     graph = encoder.graph(gm)
-    return EncodedGraph(
-        graph, encoder.constants, encoder.kernels.sources, sorted(encoder.eager), encoder.gpus
-    )
+    kernels = [] if encoder.kernels is None else encoder.kernels.sources
+    return EncodedGraph(graph, encoder.constants, kernels, sorted(encoder.eager), encoder.gpus)
 
 
 def encode_constant(tensor: torch.Tensor) -> schema.Constant:
@@ -109,7 +108,7 @@ class _Encoder:
 
     def __init__(self, symbols: Mapping[Any, str]) -> None:
         self.constants: list[schema.Constant] = []
-        self.kernels = triton_kernels.KernelSources()
+        self.kernels: triton_kernels.KernelSources | None = None
         self.eager: list[list[int]] = []
         self.gpus: set[int | None] = set()
         self._symbols = symbols
@@ -206,6 +205,8 @@ class _Encoder:
             values = [(name, triton_kernels.constant_of(name, value)) for name, value in constants.items()]
         except triton_source.BadKernelSource as error:
             raise Unsupported(f"an argument of a user-written Triton kernel: {error}") from None
+        if self.kernels is None:
+            self.kernels = triton_kernels.KernelSources()
         kernel = kernel_side_table.user_kernel(cast(int, node.kwargs["kernel_idx"]))
         return schema.Node(
             op="call_function",

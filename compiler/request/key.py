@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from . import codec, schema, tuning_pins
+from .operator_table.table import all_nodes
 
 DOMAIN = b"torchrelay request v%d\0" % schema.PIPELINE
 
@@ -117,7 +118,7 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
 def _graph_details(graph: schema.Graph) -> dict[str, str]:
     """`kinds`: [operator, count] of all subgraphs together, by falling count. `order`: the outer graph's
     nodes, each the position of its operator in `kinds` ('' if it was cut off) and 4 digits of its digest."""
-    counts = Counter(map(_kind, graph.all_nodes()))
+    counts = Counter(map(_kind, all_nodes(graph)))
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     position = {kind: index for index, (kind, _) in enumerate(ranked[:_KINDS])}
     return {

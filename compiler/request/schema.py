@@ -10,7 +10,6 @@ nodes refer to each other by position, and tables are sorted. Its bytes are code
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -173,14 +172,6 @@ class Node(WireStruct, frozen=True):
 class Graph(WireStruct, frozen=True):
     nodes: list[Node]
     subgraphs: list[Graph] = []
-
-    def all_nodes(self) -> Iterator[Node]:
-        """Those of the subgraphs too."""
-        todo = [self]
-        while todo:
-            last = todo.pop()
-            yield from last.nodes
-            todo += last.subgraphs
 
 
 class Constant(WireStruct, frozen=True):

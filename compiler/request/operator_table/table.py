@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,4 +166,13 @@ def library_of(operator: str) -> str | None:
 
 def libraries_of(graph: schema.Graph) -> list[str]:
     """The libraries whose operators a graph and its subgraphs call, sorted."""
-    return sorted({name for node in graph.all_nodes() if (name := library_of(node.target)) is not None})
+    return sorted({name for node in all_nodes(graph) if (name := library_of(node.target)) is not None})
+
+
+def all_nodes(graph: schema.Graph) -> Iterator[schema.Node]:
+    """Those of the subgraphs too."""
+    todo = [graph]
+    while todo:
+        last = todo.pop()
+        yield from last.nodes
+        todo += last.subgraphs

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._dynamo import utils
 from torch._ops import OpOverload
 
 from ...request.operator_table.rules import REGISTERED_BY
@@ -101,6 +100,8 @@ NUMPY_METHOD = "torch._numpy.ndarray."
 
 def numpy_name(target: Any, functions: Mapping[Any, str]) -> str | None:
     """The name of what a wrapper calls; None: not a wrapper. functions: torch._numpy's, with their names."""
+    from torch._dynamo import utils
+
     kind = type(target)  # not isinstance: a subclass may do anything else
     if kind is utils.numpy_to_tensor_wrapper:
         return functions.get(target.f, f"{NUMPY}{target.f.__name__}")
@@ -112,6 +113,8 @@ def numpy_name(target: Any, functions: Mapping[Any, str]) -> str | None:
 
 def numpy_wrapper(name: str, find: Callable[[str], Any]) -> Any:
     """What a graph calls for such a name. find: a function of torch._numpy by its name."""
+    from torch._dynamo import utils
+
     if name.startswith(NUMPY_OPERATOR):
         return utils.numpy_operator_wrapper(getattr(operator, name.removeprefix(NUMPY_OPERATOR)))
     if name.startswith(NUMPY_METHOD):
