@@ -8,7 +8,8 @@ import site
 from pathlib import Path
 
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang", "clang++", "nvcc", "ptxas")
-_KEPT_OUT = ("TORCHRELAY_", "TORCHINDUCTOR_", "TRITON_CACHE_", "XDG_")
+_KEPT_OUT = ("TORCHRELAY_", "TORCHINDUCTOR_", "TRITON_CACHE_", "XDG_", "PYTHONDONTWRITEBYTECODE")
+"""The last: what pip installs has its bytecode, and this checkout is to have it too."""
 
 
 class FreshMachine:
