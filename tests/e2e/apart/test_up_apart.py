@@ -25,8 +25,8 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+import waiting
 import yaml
-from waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SECRETS = {
@@ -144,7 +144,7 @@ class Apart:
             assert not dead, f"{dead} ended\n{self.logs()}"
             return condition()
 
-        wait_until(happened, seconds, pause=0.2, told=lambda: f"{what}\n{self.logs()}")
+        waiting.wait_until(happened, seconds, pause=0.2, told=lambda: f"{what}\n{self.logs()}")
 
     def get(self, path, port=None):
         request = urllib.request.Request(
@@ -281,6 +281,7 @@ def run_alone(script, home, *more):
     inside = namespace()
     ran = subprocess.run(
         [*inside, sys.executable, script, str(home), "alone" if inside else "shared", *more],
+        env={**os.environ, "PYTHONPATH": str(Path(waiting.__file__).parent)},
         capture_output=True,
         text=True,
         timeout=500,

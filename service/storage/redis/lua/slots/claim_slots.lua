@@ -10,7 +10,7 @@ check_arguments(3 + count)
 
 local others, members = {}, 1 -- who else lives, and how many are all
 local leased_until = nil
-local live = redis.call('ZRANGEBYSCORE', dispatchers, integer(now + 1), '+inf', 'WITHSCORES')
+local live = redis.call('ZRANGE', dispatchers, integer(now + 1), '+inf', 'BYSCORE', 'WITHSCORES')
 for position = 1, #live, 2 do
   if live[position] == caller then
     leased_until = tonumber(live[position + 1])
