@@ -169,11 +169,11 @@ class TrainingPool(ArtifactPool):
         if not self._up(job).exists():
             raise WorkerLost("there is no driver")
         until = time.monotonic() + min(seconds, 0.2)
-        while not (found := self.told(job)[after:]) and time.monotonic() < until:
+        while not (found := self.job_events(job)[after:]) and time.monotonic() < until:
             await asyncio.sleep(0.01)
         return [NumberedEvent(after + n, event) for n, event in enumerate(found, 1)]
 
-    def told(self, job: str) -> list[TrainEvent]:
+    def job_events(self, job: str) -> list[TrainEvent]:
         told: list[TrainEvent] = []
         for attempt, turn in enumerate(self.engine(job).turns):
             events = story(attempt, first=attempt * STEPS, ends=turn.ends, steps=turn.steps, at=self.at)
