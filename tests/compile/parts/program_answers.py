@@ -134,7 +134,7 @@ ANSWERS = {
         how="varies",
     ),
     "hash of a text": Change(
-        text="def program(x):\n    return x * (hash('abc') % 5 + 1)\n",
+        text="def program(x):\n    return x * (hash('abc') % 1000 + 1)\n",
         edits=(("'abc'", "'abd'"),),
         differs=True,
     ),
