@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .compiler import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
+    from .clients.artifacts.lowered import LoweredGraph, lower, lower_graph
     from .clients.backend import compile, disable, enable
     from .clients.reports.run_report import FallbackWarning, Report, StaleProgramWarning, report
     from .compiler import errors
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FallbackWarning",
+    "LoweredGraph",
     "RelayError",
     "Report",
     "StaleProgramWarning",
@@ -28,6 +30,8 @@ __all__ = [
     "disable",
     "enable",
     "errors",
+    "lower",
+    "lower_graph",
     "report",
 ]
 
@@ -40,6 +44,10 @@ def __getattr__(name: str) -> Any:
         with collector.paused():
             from .clients import backend
         return getattr(backend, name)
+    if name in ("lower", "lower_graph", "LoweredGraph"):
+        from .clients.artifacts import lowered
+
+        return getattr(lowered, name)
     if name in ("report", "Report", "FallbackWarning", "StaleProgramWarning"):
         from .clients.reports import run_report
 

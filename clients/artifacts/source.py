@@ -124,7 +124,9 @@ class LocalSource:
 
     def submit(self, wanted: ArtifactRequest) -> SubmittedCompile:
         """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""
-        return self.gateway.submit(
+        gateway = self.gateway
+        submit = gateway.submit_lowering if wanted.captured.request.levels else gateway.submit
+        return submit(
             codec.compress(wanted.canonical),
             wanted.key,
             cache_only=self.settings.mode == "cache",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ...compiler import VERSION
-from . import capture, export, login, run, start_service
+from . import capture, export, login, lower, run, start_service
 from .administration import audit, cache, keys, namespace, stats, token
 from .diagnostics import doctor, explain
 from .jobs import train, tune
@@ -39,6 +39,7 @@ def application() -> typer.Typer:
     ends = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     app.command("run", context_settings=ends)(run.run)
     app.command("capture")(capture.capture)
+    app.command("lower")(lower.lower)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("explain")(explain.explain)

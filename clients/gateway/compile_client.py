@@ -164,13 +164,20 @@ class SubmittedCompile:
     """A request that the gateway has answered: with the artifact, or by accepting to compile it."""
 
     def __init__(
-        self, client: GatewayClient, body: bytes, key: str, *, cache_only: bool, clock: Deadline
+        self,
+        client: GatewayClient,
+        body: bytes,
+        key: str,
+        *,
+        cache_only: bool,
+        clock: Deadline,
+        route: str = "/v1/compile",
     ) -> None:
         self._client = client
         trace = trace_of_caller()
         self.trace_id = trace.trace_id
         """The trace of the graph's requests and of all that they cause at the service: 32 hex digits."""
-        self._arguments = (body, key, cache_only, clock, {TRACE_HEADER: trace.header})
+        self._arguments = (body, key, cache_only, clock, {TRACE_HEADER: trace.header}, route)
         self._start = time.monotonic()
         self._answer: HttpResponse
         self._accepted = 0.0
@@ -193,7 +200,7 @@ class SubmittedCompile:
 
     def result(self) -> FetchResult:
         """The artifact, after the end of its compile. Raises as `GatewayClient.submit` does."""
-        _, key, _, clock, headers = self._arguments
+        _, key, _, clock, headers, _ = self._arguments
         lost: errors.NotFound | None = None
         for attempt in range(_SUBMISSIONS):
             if attempt:
@@ -238,8 +245,21 @@ class GatewayClient(HttpApi):
         """
         return SubmittedCompile(self, body, key, cache_only=cache_only, clock=Deadline(deadline)).send()
 
+    def submit_lowering(
+        self, body: bytes, key: str, *, cache_only: bool, deadline: float
+    ) -> SubmittedCompile:
+        """The same for a request that names levels."""
+        clock = Deadline(deadline)
+        return SubmittedCompile(self, body, key, cache_only=cache_only, clock=clock, route="/v1/lower").send()
+
     def _submit(
-        self, body: bytes, key: str, cache_only: bool, clock: Deadline, headers: Mapping[str, str]
+        self,
+        body: bytes,
+        key: str,
+        cache_only: bool,
+        clock: Deadline,
+        headers: Mapping[str, str],
+        route: str,
     ) -> HttpResponse:
         limit = self._settings.max_response_bytes
         if self._connection.behind_edge:
@@ -247,14 +267,14 @@ class GatewayClient(HttpApi):
             found = self._connection.exchange("GET", f"/v1/artifacts/{key}", clock, headers=use, limit=limit)
             if found.status == 200:
                 return found
-        path = "/v1/compile?wait=cache" if cache_only else "/v1/compile"
+        path = f"{route}?wait=cache" if cache_only else route
         headers = {**headers, "Content-Type": codec.GRAPH_MEDIA_TYPE}
         try:
             answer = self._connection.request("POST", path, clock, content=body, headers=headers, limit=limit)
         except errors.NotFound:
             if cache_only:
                 raise errors.NotCached(f"{key[:12]} is not compiled yet") from None
-            raise errors.GatewayUnreachable(f"{self._settings.url} is no torchrelay gateway") from None
+            raise errors.GatewayUnreachable(f"{self._settings.url} has no {route}") from None
         theirs = answer.headers.get("x-torchrelay-key", key)
         if theirs != key:
             raise errors.SchemaMismatch(f"the gateway computed key {theirs[:12]}, this client {key[:12]}")

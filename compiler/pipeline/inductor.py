@@ -94,11 +94,11 @@ def compile_rebuilt(
             ]
             if positions:
                 raise SpecializeInputs.at(positions) from None
-            raise _failure(error) from error
+            raise failure(error) from error
     return CompiledGraph(run, bundle, building, guards_of(rebuilt, request.relations), halves)
 
 
-def _failure(error: Exception) -> RelayError:
+def failure(error: Exception) -> RelayError:
     """The error to report for one that Inductor raised: a RelayError among its causes, or else a new one.
 
     Follows __context__ as well, because Inductor raises some errors `from None`.
@@ -155,7 +155,7 @@ def encode_libraries(compiled: CompiledGraph) -> tuple[bytes, dict[str, bytes]]:
             members[name] = path.read_bytes()
             index.append((argtypes, source, name))
     except Exception as error:
-        raise _failure(error) from error
+        raise failure(error) from error
     return msgspec.msgpack.encode(index), members
 
 

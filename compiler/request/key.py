@@ -89,6 +89,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
         parts["pipeline"] = str(schema.PIPELINE)
     if request.bases:
         parts["bases"] = _digest(request.bases)
+    if request.levels:
+        parts["levels"] = " ".join(request.levels)
     if request.eager:
         parts["eager"] = _digest(request.eager)
     if request.meshes:

@@ -360,6 +360,24 @@ class Library(WireStruct, frozen=True):
 
 OptionValue = bool | int | float | str | None
 
+Level = Literal[
+    "captured",
+    "joint",
+    "forward",
+    "backward",
+    "core_aten",
+    "prims",
+    "post_grad",
+    "ir_before_fusion",
+    "ir_after_fusion",
+    "diagram",
+    "code",
+    "assembly",
+    "ptx",
+    "sass",
+]
+"""What a graph is lowered to, in that order: compiler/api/lowered.py says what each is."""
+
 
 class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     schema: int
@@ -392,3 +410,6 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     """Sorted by name; those whose operators the graph calls."""
     bases: list[Base] = []
     """Sorted by their first view."""
+    levels: list[Level] = []
+    """Sorted. If there are any, the graph is lowered to be looked at: the artifact lists it at these levels, and has
+    nothing to run."""

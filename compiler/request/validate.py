@@ -101,6 +101,8 @@ class _RequestCheck:
                 f"the graph takes {placeholders} inputs, {len(request.inputs)} are described"
             )
         self._eager(request.eager)
+        if any(one >= other for one, other in pairwise(request.levels)):
+            raise MalformedRequest("levels are not sorted, or one is named twice")
         self._ambient(request.ambient)
         _options(request.options, self._ops.options, "option")
         _options(request.aot_options, self._ops.aot_options, "AOT option")

@@ -120,6 +120,7 @@ torch._C._autograd: CreationMeta.DEFAULT; _set_creation_meta
 torch._dispatch.python: enable_python_dispatcher
 torch._dynamo.aot_compile_types: BundledAOTAutogradSerializableCallable (compiled_fn);
     BundledAOTAutogradSerializableCallable.serialize_compile_artifacts (fn)
+torch._decomp: core_aten_decompositions (); decomposition_table
 torch._dynamo.repro.after_aot: save_graph_repro; torch._dynamo.source: LocalSource (local_name)
 torch._dynamo.utils: compilation_time_metrics; counters
 torch._functorch._aot_autograd.autograd_cache: autograd_cache_key; torch._functorch.aot_autograd: AOT_COUNTER

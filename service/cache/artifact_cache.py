@@ -114,7 +114,8 @@ async def make_offer(key: str, data: ArtifactFile, components: dict[str, str]) -
         signer=signed.origin or signed.key_id,
         searched=manifest.searched,
         recalled=manifest.recalled,
-        unverified=manifest.verification.status == "skipped",
+        unverified=manifest.verification.status == "skipped"
+        and any(member.name == container.BUNDLE for member in manifest.members),
     )
 
 

@@ -119,7 +119,7 @@ def _nearest(
 ) -> NearestEntry | None:
     """The nearest of `best` and `entries`; of those equally near, the youngest."""
     for entry in entries:
-        if entry.components is None:
+        if entry.components is None or ("levels" in entry.components) != ("levels" in components):
             continue
         compared = compare(components, entry.components)
         if best is None or (compared.distance, -entry.created) < (best.distance, -1000 * best.created):

@@ -127,11 +127,16 @@ def compile_graph(
     shared: Path | None = None,
     ask: queries.SendQuery | None = None,
 ) -> bytes:
-    """Decode, check against `limits` and compile. `shared`: what `prepare` made. Raises RelayError subclasses."""
-    from ...compiler.pipeline import precompiled_header
+    """Decode, check against `limits` and compile, or lower to the levels that it names. `shared`: what `prepare` made.
+    Raises RelayError subclasses."""
+    from ...compiler.pipeline import lowered, precompiled_header
     from ...compiler.pipeline.pipeline import compile_request
 
     graph_request = _checked(request, limits)
+    if graph_request.levels:
+        return lowered.lower_request(
+            graph_request, key=key, worker=worker, workdir=workdir, progress=progress
+        )
     gc.set_threshold(*_COLLECTIONS)
     with precompiled_header.borrowed(shared, workdir / "headers"):
         return with_frame_stack(

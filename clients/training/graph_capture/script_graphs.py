@@ -22,6 +22,7 @@ from ....compiler.errors import ClientError, RelayError, SettingsError
 from ....compiler.graph.capture import capture
 from ....compiler.graph.configuration import Mode, split_options
 from ....compiler.request import codec, key, meshes
+from ...artifacts.lowered import source_lines
 from ...jobfiles.captured_graphs import MAX_GRAPHS
 from ...patch_compile import DEFAULT, compile_with_backend
 
@@ -41,6 +42,8 @@ class GraphRecorder:
     def __init__(self, mode: str, *, unnamed: Mode = "default") -> None:
         """mode: of all graphs; '': the script's own, and `unnamed` where it names neither mode nor options."""
         self.found: dict[str, bytes] = {}
+        self.lines: dict[str, dict[str, str]] = {}
+        """The program's lines of each graph's nodes, by label."""
         self.skipped: dict[str, None] = {}
         self._mode = mode
         self._unnamed = unnamed
@@ -68,7 +71,9 @@ class GraphRecorder:
             request, even = captured.request, captured.edges is not None and captured.edges.even
             for variant in meshes.at_all_coordinates(request) if even else [request]:
                 name = key.key_of(variant)
-                self.found.setdefault(name, codec.pack_request(variant))
+                if name not in self.found:
+                    self.found[name] = codec.pack_request(variant)
+                    self.lines[name] = source_lines(captured)
         except RelayError as error:
             self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
         if len(self.found) >= MAX_GRAPHS:
@@ -84,7 +89,14 @@ class GraphRecorder:
 
 
 def capture_script(script: Path, arguments: Sequence[str], *, mode: str = "") -> CapturedGraphs:
-    """Raises SettingsError; ClientError if the script ends before it has compiled anything; what the script raises."""
+    """Raises as `record_script`."""
+    recorder, ended = record_script(script, arguments, mode=mode)
+    return recorder.captured(ended)
+
+
+def record_script(script: Path, arguments: Sequence[str], *, mode: str = "") -> tuple[GraphRecorder, str]:
+    """What was recorded, and how the script ended. Raises SettingsError; ClientError if the script ends before it has
+    compiled anything; what the script raises."""
     if mode not in ("", *MODES):
         raise SettingsError(f"--mode is {mode[:40]!r}", hint=f"Allowed: {', '.join(MODES)}")
     if not script.is_file():
@@ -94,7 +106,7 @@ def capture_script(script: Path, arguments: Sequence[str], *, mode: str = "") ->
     if not recorder.found:
         why = next(iter(recorder.skipped), "it gave torch.compile nothing to compile")
         raise ClientError(f"{script} has no graph that can be sent: {why}", hint=f"It ended {ended}")
-    return recorder.captured(ended)
+    return recorder, ended
 
 
 def _run(script: Path, arguments: Sequence[str], recorder: GraphRecorder) -> str:

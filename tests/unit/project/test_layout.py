@@ -45,6 +45,7 @@ def roots(modules: set[str]) -> set[str]:
 def test_the_public_names_are_these() -> None:
     assert torchrelay.__all__ == [
         "FallbackWarning",
+        "LoweredGraph",
         "RelayError",
         "Report",
         "StaleProgramWarning",
@@ -53,6 +54,8 @@ def test_the_public_names_are_these() -> None:
         "disable",
         "enable",
         "errors",
+        "lower",
+        "lower_graph",
         "report",
     ]
 

@@ -187,6 +187,7 @@ def full_request() -> schema.GraphRequest:
         eager=[[2]],
         meshes=[schema.Mesh(shape=[2, 4], coordinate=[1, 3])],
         libraries=[schema.Library("transformers", "5.0.0", "0" * 64)],
+        levels=["prims"],
         bases=[schema.Base(tensor=BASE, views=[0, 1])],
     )
 

@@ -1,11 +1,12 @@
 """Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile.
 
+POST /v1/lower does the same for a graph that is to be looked at: its artifact lists it at the levels that it names.
 Also GET /v1/explain/{key}: the entry nearest to a request that missed, and the differences.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
@@ -23,7 +24,7 @@ from ....base.http_bodies import reply
 from ....base.tracing import span_context
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
-from ...parts import GatewayTenant
+from ...parts import GatewayParts, GatewayTenant
 from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
 from .artifacts import artifact_response
 from .progress import status_of
@@ -44,31 +45,60 @@ _HEADERS = {
     },
 }
 
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **documented(413, 415),
+    200: {
+        "description": "A hit: the signed artifact",
+        "content": binary_content(manifest.ARTIFACT_MEDIA_TYPE),
+        "headers": _HEADERS,
+    },
+    202: {
+        "description": "A miss: a compile runs; follow its events",
+        "content": router.json_content(CompileStatus),
+        "headers": _HEADERS,
+    },
+}
+_BODY = {"requestBody": {"required": True, "content": binary_content(codec.GRAPH_MEDIA_TYPE)}}
+Wait = Annotated[Literal["", "cache"], Query(description="`cache`: no compile; 404 for a miss")]
+
 
 @router.post(
     "/v1/compile",
     summary="Compile a graph, or fetch what it compiled to before",
-    responses={
-        **documented(413, 415),
-        200: {
-            "description": "A hit: the signed artifact",
-            "content": binary_content(manifest.ARTIFACT_MEDIA_TYPE),
-            "headers": _HEADERS,
-        },
-        202: {
-            "description": "A miss: a compile runs; follow its events",
-            "content": router.json_content(CompileStatus),
-            "headers": _HEADERS,
-        },
-    },
-    openapi_extra={"requestBody": {"required": True, "content": binary_content(codec.GRAPH_MEDIA_TYPE)}},
+    responses=_RESPONSES,
+    openapi_extra=_BODY,
 )
 async def compile_graph(
     request: Request,
     gateway: Gateway,
     grant: Compiler,
     tenant: CompilerTenant,
-    wait: Annotated[Literal["", "cache"], Query(description="`cache`: no compile; 404 for a miss")] = "",
+    wait: Wait = "",
+) -> Response:
+    return await _answer(request, gateway, grant, tenant, wait)
+
+
+@router.post(
+    "/v1/lower",
+    summary="Lower a graph to levels to look at, or fetch what was listed before",
+    description="The body is that of `/v1/compile`, with `levels`. The artifact has one member, `lowered.json`.",
+    responses=_RESPONSES,
+    openapi_extra=_BODY,
+)
+async def lower_graph(
+    request: Request, gateway: Gateway, grant: Compiler, tenant: CompilerTenant, wait: Wait = ""
+) -> Response:
+    return await _answer(request, gateway, grant, tenant, wait, lowers=True)
+
+
+async def _answer(
+    request: Request,
+    gateway: GatewayParts,
+    grant: Grant,
+    tenant: GatewayTenant,
+    wait: Literal["", "cache"],
+    *,
+    lowers: bool = False,
 ) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != codec.GRAPH_MEDIA_TYPE:
@@ -79,6 +109,10 @@ async def compile_graph(
         body = await gateway.admission.read(request)
         key, parsed = await gateway.admission.key_of(body, namespace=tenant.namespace)
         span.set_attributes({"torchrelay.key": key, "torchrelay.bytes": len(body)})
+        if lowers:
+            parsed = parsed or await gateway.admission.request_of(body, namespace=tenant.namespace)
+            if "levels" not in parsed.components:
+                raise MalformedRequest("the request names no levels", hint="POST /v1/compile compiles it")
     for _ in range(_LOOKUPS):
         with tracer.span("lookup"):
             found = await tenant.cache.lookup(key, "hit")
