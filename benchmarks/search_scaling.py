@@ -324,7 +324,7 @@ def simulate(recording: Recording, gpus: int, args: argparse.Namespace) -> Simul
             ask=None,
             settings=search_ranking.DEFAULTS,
             cannot_run="",
-            lock_folder=None,
+            turns={},
             clock=clock,
         )
         place = search.environment("cuda")

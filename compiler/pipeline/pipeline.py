@@ -6,6 +6,7 @@ state and Inductor's configuration and does not restore them.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
@@ -93,35 +94,39 @@ def compile_request(
             fork_server=fork_server,
             settings=settings,
             during=lambda problem: clock.during("autotune", problem),
+            on_wait=lambda seconds: clock.move(seconds, "autotune", "queued"),
         )
+        turns = clock.turns(None if kernels is None else kernels.store)
         search = in_compile.CompileSearch(
             request,
             ask=ask,
             settings=settings,
             cannot_run=why_not_runnable(request),
-            lock_folder=None if kernels is None else kernels.store,
+            turns=turns,
             clock=clock,
         )
-        compiled = _compiled(request, own_kernels, search, threads, clock)
-        if any(kernel.configs for kernel in request.kernels):
-            # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
-            clock.enter("autotune", "")
-            verify.exercise(request, compiled.run)
-        clock.enter("verify", "")
-        with triton.descending_together() as descents:
-            verification = _verified(request, compiled, clock)
-            if triton.undecided() and verification.status == "skipped":
+        with counters.timing_inside(turns["cuda"]):
+            compiled = _compiled(request, own_kernels, search, threads, clock)
+        # A CPU's kernels are measured above; several graphs are verified at once there.
+        with turns["cuda"] if request.target.kind == "cuda" else contextlib.nullcontext():
+            if any(kernel.configs for kernel in request.kernels):
+                # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
+                clock.enter("autotune", "")
                 verify.exercise(request, compiled.run)
-            descended = descents is not None and descents.waiting
-            if descents is not None and descended:
-                clock.enter("autotune", "coordinate descents")
-                descents.settle(lambda: verify.exercise(request, compiled.run))
-        if descended:  # the kernels are not the ones that were verified
             clock.enter("verify", "")
-            verification = _verified(request, compiled, clock)
-        clock.enter("autotune", "")
+            with triton.descending_together() as descents:
+                verification = _verified(request, compiled, clock)
+                if triton.undecided() and verification.status == "skipped":
+                    verify.exercise(request, compiled.run)
+                descended = descents is not None and descents.waiting
+                if descents is not None and descended:
+                    clock.enter("autotune", "coordinate descents")
+                    descents.settle(lambda: verify.exercise(request, compiled.run))
+            if descended:  # the kernels are not the ones that were verified
+                clock.enter("verify", "")
+                verification = _verified(request, compiled, clock)
+            clock.enter("publish", "")
         bundle, measured = triton_kernels.fix_winners(compiled.bundle, triton)
-        clock.enter("publish", "")
         waited = compiled.building.waited
         modules = {
             f"{container.TRITON}{name}": path.read_bytes() for name, path in sorted(triton.modules.items())

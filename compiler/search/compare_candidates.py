@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import torch
@@ -24,6 +23,7 @@ from ..tuning.queries import SearchResult
 from ..tuning.records import CandidateFailure, DeviceEnvironment, Problem, Timing, TuningEntry
 from . import benchmark, numerics
 from . import ranking as search_ranking
+from .device_turn import DeviceTurn
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def compare_candidates(
     environment: DeviceEnvironment,
     settings: search_ranking.RankingSettings,
     threads: int,
-    lock_folder: Path | None,
+    turn: DeviceTurn,
     failures: Mapping[int, str],
     started: float,
     before_first_run: Callable[[int], None] = lambda candidate: None,
@@ -54,16 +54,19 @@ def compare_candidates(
 ) -> SearchResult:
     """Run and measure all candidates except those in `failures`, which did not build.
 
-    threads: for kernels on a CPU. lock_folder: see benchmark.exclusive. started: time.monotonic at the search's
-    start. watchdog: limits the time of everything that may hang. Raises CompileFailed if no candidate works.
+    threads: for kernels on a CPU. turn: taken while candidates run. started: time.monotonic at the search's start; the
+    wait for the turn does not count. watchdog: limits the time of everything that may hang. Raises CompileFailed if no
+    candidate works.
     """
     name = records.problem_digest(selection.problem)
     if selection.problem.op.startswith(PADDING_PREFIX):
         settings = msgspec.structs.replace(settings, band=max(settings.band, 2 * PADDING_TIES))
     failed = dict(failures)
     errors: dict[int, float | None] = {}
-    try:
-        with benchmark.exclusive(lock_folder):
+    waited = turn.waited
+    with turn:
+        started += turn.waited - waited
+        try:
             with watchdog(benchmark.FIRST_SECONDS):
                 selection.prepare(seed=int(name[:8], 16))
                 runner, agreement = benchmark.candidate_runner(selection, threads)
@@ -95,8 +98,8 @@ def compare_candidates(
                     name=name,
                     settings=settings,
                 )
-    finally:
-        selection.close()
+        finally:
+            selection.close()
     failed |= dict.fromkeys(ranking.failed, FAILED_LATER)
     for candidate, why in failed.items():
         log.warning("%s: %s %s", selection.problem.text(), selection.candidates[candidate], why)

@@ -26,7 +26,8 @@ from ..torch_internals.algorithm_selection.selector_cache import ATEN
 from ..tuning import queries
 from ..tuning.candidates import Candidates
 from ..tuning.records import DeviceEnvironment, Problem, TuningEntry
-from . import benchmark, compare_candidates, ranking
+from . import compare_candidates, ranking
+from .device_turn import DeviceTurn
 from .known_winners import KnownWinners, measurement
 
 log = logging.getLogger(__name__)
@@ -79,8 +80,20 @@ class StageClock:
         self._seconds[target] += seconds
 
     def seconds(self) -> list[tuple[str, float]]:
+        """Without the waits for the device, which are `queued`."""
         self._leave()
-        return [(stage, round(seconds, 6)) for stage, seconds in self._seconds.items()]
+        return [(stage, round(seconds, 6)) for stage, seconds in self._seconds.items() if stage != "queued"]
+
+    def turns(self, folder: Path | None) -> dict[str, DeviceTurn]:
+        """This process's turns by kind of device; a wait for one counts as `queued`. folder: see DeviceTurn."""
+
+        def waiting() -> AbstractContextManager[None]:
+            return self.during("queued", "others measure on its device")
+
+        return {
+            "cpu": DeviceTurn("cpu", folder, waiting=waiting),
+            "cuda": DeviceTurn("cuda", waiting=waiting),
+        }
 
     def _leave(self) -> None:
         if self._stage:
@@ -92,8 +105,8 @@ class CompileSearch:
     """Chooses candidates for one compile. searched, recalled: problems measured for it, here or elsewhere, and known
     before.
 
-    ask: sends queries to the service. cannot_run: why candidates cannot run on this host; '' if they can. lock_folder:
-    see benchmark.exclusive, for a CPU.
+    ask: sends queries to the service. cannot_run: why candidates cannot run on this host; '' if they can. turns: by
+    kind of device, taken while candidates run.
 
     The first unknown problem turns the lowering into a dry run: from there on it takes PyTorch's own kernels, generates
     no code and collects the other unknown problems. `finish_dry_run` has them searched by others. Then the compile
@@ -107,7 +120,7 @@ class CompileSearch:
         ask: queries.SendQuery | None,
         settings: ranking.RankingSettings,
         cannot_run: str,
-        lock_folder: Path | None,
+        turns: Mapping[str, DeviceTurn],
         clock: StageClock,
     ) -> None:
         self._known = KnownWinners(request, ask)
@@ -115,7 +128,7 @@ class CompileSearch:
         self._ask = ask
         self._settings = settings
         self._cannot_run = cannot_run
-        self._lock_folder = lock_folder
+        self._turns = turns
         self._clock = clock
         self._entries: dict[Problem, TuningEntry] = {}
         self._uses: Counter[Problem] = Counter()
@@ -229,7 +242,7 @@ class CompileSearch:
             environment=self.environment(selection.device),
             settings=self._settings,
             threads=self._threads,
-            lock_folder=self._lock_folder if selection.device == "cpu" else benchmark.gpu_lock_folder(),
+            turn=self._turns[selection.device],
             failures=failures,
             started=started,
         )

@@ -39,6 +39,7 @@ from ..tuning.candidates import CandidateBuilds, Candidates
 from ..tuning.queries import SearchResult, TuningTask
 from ..tuning.records import DeviceEnvironment
 from . import benchmark, compare_candidates, lower_problem, ranking
+from .device_turn import DeviceTurn
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def open_task_executor(
             device,
             device_environment(spec.toolchain, spec.target, device, spec.threads),
             threads=spec.threads,
-            lock_folder=(lambda: shared) if device == "cpu" else benchmark.gpu_lock_folder,
+            turn=DeviceTurn(device, shared),
             settings=settings,
         )
 
@@ -282,8 +283,7 @@ def max_built(task: TuningTask) -> int:
 
 
 class TaskExecutor:
-    """Builds a task's candidates and measures them. threads: for kernels on a CPU. lock_folder: see
-    benchmark.exclusive."""
+    """Builds a task's candidates and measures them. threads: for kernels on a CPU. turn: taken while they run."""
 
     def __init__(
         self,
@@ -291,13 +291,13 @@ class TaskExecutor:
         environment: DeviceEnvironment,
         *,
         threads: int,
-        lock_folder: Callable[[], Path | None],
+        turn: DeviceTurn,
         settings: ranking.RankingSettings,
     ) -> None:
         self.environment = environment
         self._device = device
         self._threads = threads
-        self._lock_folder = lock_folder
+        self._turn = turn
         self._settings = settings
         self._watchdog: benchmark.Watchdog = _exit_after if device == "cuda" else contextlib.nullcontext
         self._seconds_without_build = 0.0
@@ -353,29 +353,24 @@ class TaskExecutor:
         before_first_run: Callable[[str], None],
     ) -> SearchResult:
         """Measure what is built; arguments and exceptions are those of compare_candidates.compare_candidates."""
-        try:
-            with self._watchdog(BUILD_SECONDS):
-                failures = dict(builds.wait())
-            avoided = [n for n, text in enumerate(selection.candidates) if text in task.avoid]
-            if len(avoided) < len(selection.candidates):  # else the last ones are tried again
-                failures |= dict.fromkeys(avoided, "ended the process that ran it")
-            with lower_problem.in_force(task):
-                return compare_candidates.compare_candidates(
-                    selection,
-                    environment=self.environment,
-                    settings=self._within_budget(task),
-                    threads=self._threads,
-                    lock_folder=self._lock_folder(),
-                    failures=failures,
-                    started=started,
-                    before_first_run=lambda candidate: before_first_run(selection.candidates[candidate]),
-                    after_failure=lambda: self.check_device(task),
-                    watchdog=self._watchdog,
-                )
-        finally:
-            if self._device == "cuda":
-                with contextlib.suppress(Exception):  # a broken GPU is reported by check_device
-                    torch.cuda.empty_cache()  # compiles need memory on this GPU too
+        with self._watchdog(BUILD_SECONDS):
+            failures = dict(builds.wait())
+        avoided = [n for n, text in enumerate(selection.candidates) if text in task.avoid]
+        if len(avoided) < len(selection.candidates):  # else the last ones are tried again
+            failures |= dict.fromkeys(avoided, "ended the process that ran it")
+        with lower_problem.in_force(task):
+            return compare_candidates.compare_candidates(
+                selection,
+                environment=self.environment,
+                settings=self._within_budget(task),
+                threads=self._threads,
+                turn=self._turn,
+                failures=failures,
+                started=started,
+                before_first_run=lambda candidate: before_first_run(selection.candidates[candidate]),
+                after_failure=lambda: self.check_device(task),
+                watchdog=self._watchdog,
+            )
 
     def check_device(self, task: TuningTask) -> None:
         """End the process if the GPU is unusable: the last candidate, of this task, broke it."""

@@ -7,11 +7,13 @@ whose results differ from the first one's by more than rounding fails. Samples a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import msgspec
@@ -25,11 +27,14 @@ from ..tuning import records
 from ..tuning.candidates import RunnableCandidates
 from . import benchmark, numerics
 from . import ranking as search_ranking
+from .device_turn import DeviceTurn
 
 _COMPARED_AT_ONCE = 1 << 26
 """Elements: in float64 they take half a GiB."""
 _COMPILERS = 8
 _FP8_TOLERANCE = 0.25
+_TURN_SECONDS = 100.0
+"""Less than the time for which this process may send nothing (user_kernels.COMPILE_SECONDS)."""
 
 
 class KernelBenchmarkOrder(Struct, frozen=True):
@@ -61,10 +66,11 @@ class BenchmarkStopped(Struct, frozen=True, tag="stops"):
 
 
 class CandidatesRanked(Struct, frozen=True, tag="ranked"):
-    """The result. clock: of the GPU during the measurement."""
+    """The result. clock: of the GPU during the measurement. waited: seconds, while others had the device."""
 
     ranking: search_ranking.Ranking
     clock: str
+    waited: float
 
 
 BenchmarkMessage = CandidateStarted | CandidateFails | BenchmarkStopped | CandidatesRanked
@@ -103,18 +109,22 @@ class KernelBenchmark(RunnableCandidates):
             self._send(BenchmarkStopped(f"its arguments cannot be made: {error!s:.300}"))
             return
         self._compile()
-        with self._runner() as runner:
+        texts = [kernels.config_text(config) for config in self._task.kernel.source.configs]
+        turn = DeviceTurn(self._task.device, waiting=self._wait, seconds=_TURN_SECONDS)
+        with turn, self._runner() as runner:
             self._run_each_once(runner)
-            texts = [kernels.config_text(config) for config in self._task.kernel.source.configs]
-            with benchmark.exclusive(benchmark.gpu_lock_folder() if on_gpu else None):
-                ranking = search_ranking.rank(
-                    runner.take,
-                    sorted(self._alive, key=lambda candidate: texts[candidate]),
-                    name=self._name,
-                    settings=self._task.settings,
-                )
-                clock = benchmark.gpu_clock() if on_gpu else ""
-        self._send(CandidatesRanked(ranking, clock))
+            ranking = search_ranking.rank(
+                runner.take,
+                sorted(self._alive, key=lambda candidate: texts[candidate]),
+                name=self._name,
+                settings=self._task.settings,
+            )
+            clock = benchmark.gpu_clock() if on_gpu else ""
+        self._send(CandidatesRanked(ranking, clock, turn.waited))
+
+    def _wait(self) -> AbstractContextManager[None]:
+        self._send(CandidateStarted(-1))  # no candidate hangs
+        return contextlib.nullcontext()
 
     def _runner(self) -> benchmark.InProcessRunner:
         careful = self._task.careful

@@ -60,7 +60,8 @@ class UserKernelSearch:
     """Chooses configurations for one compile. searched, recalled: problems measured by it, and known before.
 
     ask: sends queries to the namespace's database. fork_server: of `fork_server_for`; None: nothing is measured.
-    during(problem): entered around the work on one problem.
+    during(problem): entered around the work on one problem. on_wait: gets the seconds of that work in which others had
+    the device.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class UserKernelSearch:
         fork_server: CleanForkServer | None,
         settings: ranking.RankingSettings,
         during: Callable[[str], AbstractContextManager[None]],
+        on_wait: Callable[[float], None],
     ) -> None:
         self.searched = 0
         self.recalled = 0
@@ -80,6 +82,7 @@ class UserKernelSearch:
         self._fork_server = fork_server
         self._settings = settings
         self._during = during
+        self._on_wait = on_wait
         self._entries: dict[Problem, TuningEntry | None] = {}
         self._uses: dict[Problem, int] = {}
 
@@ -133,6 +136,7 @@ class UserKernelSearch:
             log.warning("%s: %s %s", problem.text(), texts[candidate], why)
         if ranked is None:
             return None
+        self._on_wait(ranked.waited)
         if ranked.ranking.winner is None:
             log.warning("%s: no configuration works here; Inductor will say whether one does", problem.text())
             return None
@@ -143,7 +147,7 @@ class UserKernelSearch:
             ranked.ranking,
             failed,
             clock=ranked.clock,
-            started=started,
+            started=started + ranked.waited,
         )
         return self._known.report(result, self._device, texts)
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
 import torch
+
+from .patching import patched
 
 
 def kernels_measured() -> int:
@@ -23,6 +30,22 @@ def benchmarks_run() -> int:
         for name, count in counters["inductor"].items()
         if name.startswith("benchmarking.") and name.endswith((".benchmark_cpu", ".benchmark_gpu"))
     )
+
+
+@contextlib.contextmanager
+def timing_inside(context: AbstractContextManager[object]) -> Iterator[None]:
+    """Inside the block, Inductor enters `context`, which may be entered again, whenever it times something on a GPU
+    while it lowers a graph: padded products, candidates that it compares itself."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    timed = benchmarker.benchmark_gpu
+
+    def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return timed(*args, **kwargs)
+
+    with patched(benchmarker, "benchmark_gpu", benchmark_gpu):
+        yield
 
 
 def profiler_enabled() -> bool:

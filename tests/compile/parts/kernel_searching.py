@@ -130,6 +130,7 @@ def searched(
             fork_server=fork_server,
             settings=QUICK,
             during=lambda problem: contextlib.nullcontext(),
+            on_wait=lambda seconds: None,
         )
         for _ in range(times):  # as where a compile begins anew
             rebuilt = rebuilt_graph.rebuild(request)

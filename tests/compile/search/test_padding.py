@@ -11,6 +11,7 @@ import torch
 from torch._inductor.fx_passes import pad_mm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchrelay.compiler.search import compare_candidates, lower_problem, ranking
+from torchrelay.compiler.search.device_turn import DeviceTurn
 from torchrelay.compiler.torch_internals.algorithm_selection import padding_candidates
 from torchrelay.compiler.torch_internals.algorithm_selection.padding_candidates import PaddingCandidates
 from torchrelay.compiler.torch_internals.dynamo.tensors import fake_tensors
@@ -93,7 +94,7 @@ def measured(padding: Candidates) -> queries.SearchResult:
         environment=PLACE,
         settings=ranking.RankingSettings(seconds=0.1),
         threads=1,
-        lock_folder=None,
+        turn=DeviceTurn("cpu"),
         failures=padding.begin_building().wait(),
         started=0.0,
     )
@@ -135,7 +136,7 @@ def test_a_little_faster_is_not_worth_the_memory(monkeypatch: pytest.MonkeyPatch
             environment=PLACE,
             settings=ranking.DEFAULTS,
             threads=1,
-            lock_folder=None,
+            turn=DeviceTurn("cpu"),
             failures={},
             started=0.0,
         )

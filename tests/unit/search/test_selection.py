@@ -1,8 +1,6 @@
 """compiler/search/compare_candidates.py, compiler/graph/toolchain.py: who wins among equals, what
 counts as wrong, and where this is."""
 
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -138,34 +136,3 @@ def test_the_drivers_version_is_the_kernel_modules(tmp_path, text, version):
     (tmp_path / "version").write_text(text)
     assert toolchain.gpu_driver(tmp_path / "version") == version
     assert toolchain.gpu_driver(tmp_path / "none") == ""
-
-
-def test_searches_that_share_a_folder_follow_one_another(tmp_path):
-    inside = []
-    most = []
-
-    def one():
-        with benchmark.exclusive(
-            tmp_path
-        ):  # a lock of an opened file: threads are to each other as processes are
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.05)
-            inside.pop()
-
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1, 1, 1, 1]
-
-
-def test_nobody_waits_for_ever_and_nobody_needs_the_folder(tmp_path):
-    with benchmark.exclusive(tmp_path), benchmark.exclusive(tmp_path, seconds=0.1):
-        pass
-    with benchmark.exclusive(tmp_path / "none"), benchmark.exclusive(None):
-        pass
-    with benchmark.exclusive(tmp_path, seconds=5):  # it was let go of
-        pass
-    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torchrelay.compiler.errors import CompileFailed
 from torchrelay.compiler.search import ranking
+from torchrelay.compiler.search.device_turn import DeviceTurn
 from torchrelay.compiler.search.search_worker import SearchWorker, TaskExecutor
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.candidates import CandidateBuilds, Candidates
@@ -180,7 +181,7 @@ def test_a_search_that_fails_is_reported_and_the_next_one_begins() -> None:
 
 
 def test_a_wait_ends_with_the_next_candidate_that_is_built_or_whose_compiler_is_gone() -> None:
-    executor = TaskExecutor("cpu", PLACE, threads=1, lock_folder=lambda: None, settings=ranking.DEFAULTS)
+    executor = TaskExecutor("cpu", PLACE, threads=1, turn=DeviceTurn("cpu"), settings=ranking.DEFAULTS)
     gone, built, slow = Future[Any](), Future[Any](), Future[Any]()
     gone.cancel()
     builds = CandidateBuilds([gone, built, slow])
