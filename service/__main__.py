@@ -147,7 +147,10 @@ def _has_clients(parser: argparse.ArgumentParser) -> None:
 
 def _has_slots(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cpu-slots", type=int, metavar="N", help="compiles at once for CPUs (half the cores)"
+        "--cpu-slots", type=int, metavar="N", help="compiles at once for CPUs (by cores and memory)"
+    )
+    parser.add_argument(
+        "--gpu-slots", type=int, metavar="N", help="compiles at once for all GPUs (by cores and memory)"
     )
     parser.add_argument("--no-gpu", action="store_true", help="leave this machine's GPUs alone")
 
@@ -176,6 +179,7 @@ def _settings(arguments: argparse.Namespace) -> ServiceSettings:
         "port": options.get("port"),
         "state_dir": state.absolute() if state else None,
         "cpu_slots": options.get("cpu_slots"),
+        "gpu_slots": options.get("gpu_slots"),
         "gpu_slots_per_gpu": 0 if options.get("no_gpu") else None,
         "tls_cert_file": options.get("tls_cert"),
         "tls_key_file": options.get("tls_key"),
@@ -205,12 +209,15 @@ def _up(arguments: argparse.Namespace) -> None:
 
     # it imports torch for seconds: before this process imports the gateway and starts Ray
     with PrestartedServer() as early:
-        from .local import up
+        from .local import slot_counts, up
 
         settings = _settings(arguments)
+        update: dict[str, Any] = {"ray_address": None, "ray_token": None}
         if "cpu_slots" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"cpu_slots": up.default_cpu_slots()})
-        settings = settings.model_copy(update={"ray_address": None, "ray_token": None})
+            update["cpu_slots"] = slot_counts.default_cpu_slots()
+        if "gpu_slots" not in settings.model_fields_set and settings.gpu_slots_per_gpu:
+            update["gpu_slots"] = slot_counts.default_gpu_slots()
+        settings = settings.model_copy(update=update)
         if not settings.cpu_slots:
             early.close()  # nobody will adopt it
         up.serve_all(settings, credentials=_credentials(arguments), early_server=early.early_server)
@@ -257,19 +264,22 @@ def _credentials(arguments: argparse.Namespace) -> Path:
 def _worker(arguments: argparse.Namespace) -> None:
     """Run `ray start --block` for a node that offers slots; dispatchers' pools find it and fill them."""
     from ..workers.pool import node_directory, node_resources, ray_environment
-    from .local import worker
-    from .local.up import default_cpu_slots
+    from .local import slot_counts, worker
 
     settings = _settings(arguments)
     _need(settings, "worker", ray_address="a Ray: give --ray host:port")
-    slots = arguments.cpu_slots if arguments.cpu_slots is not None else default_cpu_slots()
+    cpu_slots, gpu_slots = arguments.cpu_slots, arguments.gpu_slots
+    if cpu_slots is None:
+        cpu_slots = slot_counts.default_cpu_slots()
+    if gpu_slots is None:
+        gpu_slots = 0 if arguments.no_gpu else slot_counts.default_gpu_slots()
     token = settings.ray_token.get_secret_value() if settings.ray_token else None
     folder, lock = node_directory()
     os.set_inheritable(lock, True)  # held by the program that this process starts, too
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
         *(f"--address={settings.ray_address}", f"--temp-dir={folder}"),
-        f"--resources={json.dumps(node_resources(slots))}",
+        f"--resources={json.dumps(node_resources(cpu_slots, gpu_slots))}",
         *(["--num-gpus=0"] if arguments.no_gpu else []),
         # slots take none of Ray's CPUs, and each rank some
         *(["--num-cpus=0"] if arguments.no_train else []),

@@ -78,6 +78,8 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     """Its server for compiles; None, or if it has ended: the actor starts one."""
     search_idle_seconds: float = 300.0
     """The searches' fork server ends after so long without a searcher."""
+    warm_searches: bool = True
+    """On a GPU: the searches' fork server starts with the slot, and stays. One of a GPU's slots needs that."""
     isolation: IsolationSetting = "auto"
     forms: tuple[Form, ...] = FORMS
     """The forms of isolation that may be tried; a test takes some away."""
@@ -111,7 +113,10 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     """For the embedded cluster's first CPU slot."""
     cpu_slots: int = 1
     """CPU slots of the embedded cluster. Nodes of a running cluster offer theirs (ray_resources.node_resources)."""
-    gpu_slots_per_gpu: int = 1
+    gpu_slots: int = 1
+    """GPU slots of the embedded cluster, on all its GPUs together; each GPU has at least one."""
+    gpu_slots_per_gpu: int = 8
+    """At most, on any node; 0 leaves GPUs alone."""
     toolchains: tuple[str, ...] = ()
     memory_limit_bytes: int = JobLimits().memory_bytes
     request_limits: codec.Limits = codec.Limits()

@@ -244,8 +244,10 @@ class ServiceSettings(BaseSettings):
     ray_token: SecretStr | None = None
     cpu_slots: Annotated[int, Field(ge=0)] = 1
     """Compiles at once for CPU targets, on the local Ray."""
-    gpu_slots_per_gpu: Annotated[int, Field(ge=0)] = 1
-    """0 leaves GPUs alone."""
+    gpu_slots: Annotated[int, Field(ge=0)] = 1
+    """Compiles at once for GPU targets, on all GPUs of the local Ray; each GPU has at least one."""
+    gpu_slots_per_gpu: Annotated[int, Field(ge=0)] = 8
+    """Compiles at once for each GPU at most, on any node; they measure and verify in turn. 0 leaves GPUs alone."""
     toolchains: Annotated[str, AfterValidator(_absolute_paths)] = ""
     """For clients of other Python and PyTorch versions: Pythons of other environments, as absolute paths on the worker
     nodes, separated by commas. Each needs torchrelay's base install and a torch; each slot of a node is there once more

@@ -6,7 +6,6 @@ The process ends what it has started: in order after Ctrl-C or SIGTERM, through 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,11 +19,6 @@ from . import state_folder
 from .gateway import serve_on, stop_at_signal, with_public_url
 from .listening import listen, say
 from .redis_server import RedisServer
-
-
-def default_cpu_slots() -> int:
-    """Half the cores, at most 8: a compile is serial for a good part, and uses every core for the rest."""
-    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 def serve_all(settings: ServiceSettings, *, credentials: Path, early_server: EarlyServer) -> None:

@@ -17,6 +17,7 @@ def worker_pool(
             temp_dir=settings.ray_temp_dir,
             cpu_slots=settings.cpu_slots,
             early_server=early_server,
+            gpu_slots=settings.gpu_slots,
             gpu_slots_per_gpu=settings.gpu_slots_per_gpu,
             toolchains=settings.toolchain_pythons,
             memory_limit_bytes=settings.worker_memory_limit_bytes,

@@ -30,7 +30,7 @@ from ..process.private_folders import short_directory
 from ..process.process_tree import UnkillableProcesses, die_with_parent, kill_below, none_outlives
 from ..settings import PoolSettings, SlotSettings
 from . import driver_node
-from .ray_resources import ACTOR_SHARE, CPU_SLOTS, NAMESPACE, OFFER, live_nodes, node_resources
+from .ray_resources import ACTOR_SHARE, CPU_SLOTS, GPU_SLOTS, NAMESPACE, OFFER, live_nodes, node_resources
 
 T = TypeVar("T")
 
@@ -86,6 +86,8 @@ class RayNode(NamedTuple):
     host: str
     cpu_slots: int
     gpus: int
+    gpu_slots: int = 0
+    """Of all its GPUs together; each has at least one."""
     resources: Mapping[str, float] = MappingProxyType({})
     """All of them, in Ray's names."""
 
@@ -263,7 +265,7 @@ class RayCluster:
             self._head = ray_internals.start_head_node(
                 lambda: not self._stopping,
                 temp_dir=temp_dir,
-                resources=node_resources(self._settings.cpu_slots),
+                resources=node_resources(self._settings.cpu_slots, self._settings.gpu_slots),
                 gpus=None if self._settings.gpu_slots_per_gpu else 0,
                 object_store_bytes=self._settings.object_store_bytes,
                 agent=driver_node.NO_AGENT,
@@ -365,5 +367,6 @@ def _node(entry: dict[str, Any]) -> RayNode:
         host=entry["NodeManagerHostname"],
         cpu_slots=int(resources.get(CPU_SLOTS, 0)),
         gpus=int(resources.get("GPU", 0)),
+        gpu_slots=int(resources.get(GPU_SLOTS, 0)),
         resources=resources,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
@@ -104,6 +105,10 @@ class Slot:
         gpu = self.ready.device if self.ready else ""
         return (self.node.id, gpu or self.worker)
 
+    def first_of_device(self) -> bool:
+        """Whether it is a GPU's first slot, the one that is to search there, or a CPU slot."""
+        return self.kind == "cpu" or self.position.number < self.node.gpus
+
     def is_on(self, devices: Collection[tuple[str, str]]) -> bool:
         """Whether `devices` (nodes and their GPUs; '' for a node's CPU) contains its device."""
         return self.ready is not None and (self.node.id, self.ready.device) in devices
@@ -135,7 +140,8 @@ def offered_slots(nodes: list[RayNode], settings: PoolSettings) -> dict[SlotPlac
     """All slots of the nodes: each is there once for each Python."""
     offered: dict[SlotPlace, RayNode] = {}
     for node in nodes:
-        gpu_slots = node.gpus * settings.gpu_slots_per_gpu
+        most = node.gpus * settings.gpu_slots_per_gpu
+        gpu_slots = min(most, max(node.gpus, node.gpu_slots))
         for python in (None, *settings.toolchains):
             offered |= {SlotPlace(node.id, "cpu", i, python): node for i in range(node.cpu_slots)}
             offered |= {SlotPlace(node.id, "cuda", i, python): node for i in range(gpu_slots)}
@@ -157,6 +163,7 @@ def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
         kernels_bytes=settings.kernels_bytes,
         early_server=settings.early_server if first else None,
         isolation=settings.isolation,
+        warm_searches=slot.first_of_device(),
         protocol=WORKERS.number,
     )
 
@@ -194,7 +201,7 @@ class Slots:
         if suitable and all(slot.is_on(self.rank_devices) for slot in suitable):
             raise DevicesHeld("training jobs hold all devices on which kernels could be measured", hint="")
         best: dict[tuple[str, str], Slot] = {}
-        for slot in sorted(suitable, key=lambda slot: (not slot.searching, slot.state == "busy")):
+        for slot in sorted(suitable, key=_worst_to_search):
             if slot.up() and not slot.is_on(self.rank_devices):
                 best.setdefault(slot.device(), slot)
         # slots with other toolchains use the device too
@@ -221,11 +228,19 @@ class Slots:
         return slot
 
     def take(self, toolchain: schema.Toolchain, target: schema.Target) -> Slot:
-        """An idle slot that suits, made busy. Raises WorkersBusy; NoWorker if no such slot can come."""
+        """An idle slot that suits, on the GPU and the node that compile the least, made busy. Raises WorkersBusy;
+        NoWorker if no such slot can come."""
         suitable = [slot for slot in self.all.values() if slot.suits(toolchain, target)]
         if not suitable and not self._may_come(target):
             raise self._none_for(toolchain, target)
-        slot = next((slot for slot in suitable if slot.state == "idle"), None)
+        busy = [slot for slot in self.all.values() if slot.state == "busy"]
+        devices = Counter(slot.device() for slot in busy)
+        nodes = Counter(slot.node.id for slot in busy)
+        slot = min(
+            (slot for slot in suitable if slot.state == "idle"),
+            key=lambda slot: (devices[slot.device()], nodes[slot.node.id]),
+            default=None,
+        )
         if slot is None:
             raise WorkersBusy(f"no worker for {_describe(target)}, {_toolchain(toolchain)} is idle")
         slot.state = "busy"
@@ -247,6 +262,11 @@ class Slots:
         found = "; ".join([*sorted(there), *sorted(broken)]) or "no worker at all"
         others = f"; other dispatchers use {self.elsewhere} slots" if self.elsewhere else ""
         return NoWorker(f"no worker for {asked} (there is: {found}{others})")
+
+
+def _worst_to_search(slot: Slot) -> tuple[bool, bool, bool]:
+    """Sorts the slots of a device by how well they can search: first the one that does, then the one that is warm."""
+    return (not slot.searching, not slot.first_of_device(), slot.state == "busy")
 
 
 def _describe(target: schema.Target) -> str:

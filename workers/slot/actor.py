@@ -1,9 +1,9 @@
 """Stage 6: a slot's Ray actor, an asyncio object with a fork server for compiles and one for searches.
 
 It imports nothing of Ray, so that tests can use it directly. Both servers see only the actor's device. A searcher runs
-for hours and must not block compiles, so it has a fork server of its own. On a GPU slot that server starts with the
-slot: compiles wait for searches, and torch takes seconds to import. On a CPU slot it starts with the first searcher and
-stops after some idle time: torch without work takes some hundred MB.
+for hours and must not block compiles, so it has a fork server of its own. On a GPU's first slot that server starts with
+the slot: compiles wait for searches, and torch takes seconds to import. On other slots it starts with the first
+searcher and stops after some idle time: torch without work takes some hundred MB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CompileSlot:
             msgspec.structs.replace(settings, worker=f"{settings.worker}-search", early_server=None)
         )
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._always_warm = settings.kind == "cuda"
+        self._always_warm = settings.kind == "cuda" and settings.warm_searches
         self._warming: asyncio.Task[bytes] | None = None
 
     async def start(self) -> bytes:

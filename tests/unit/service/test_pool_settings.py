@@ -20,6 +20,7 @@ def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
         ray_token=SecretStr("t" * 32),
         ray_temp_dir="/r",
         cpu_slots=3,
+        gpu_slots=5,
         gpu_slots_per_gpu=2,
         toolchains="/a/bin/python,/b/bin/python",
         worker_memory_limit_bytes=1 << 20,
