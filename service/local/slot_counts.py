@@ -45,7 +45,7 @@ def memory_bytes(limits: tuple[str, ...] = _CGROUP_LIMITS) -> int:
 
 
 def gpu_memory_bytes(command: str = "nvidia-smi") -> int:
-    """Of all GPUs together; 0 if it is unknown."""
+    """The memory of all GPUs together; 0 if it is unknown."""
     query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout

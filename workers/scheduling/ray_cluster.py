@@ -87,7 +87,7 @@ class RayNode(NamedTuple):
     cpu_slots: int
     gpus: int
     gpu_slots: int = 0
-    """Of all its GPUs together; each has at least one."""
+    """For all its GPUs together; each has at least one."""
     resources: Mapping[str, float] = MappingProxyType({})
     """All of them, in Ray's names."""
 

@@ -116,7 +116,7 @@ def test_rays_autoscaler_reads_from_it_what_each_node_offers():
     assert offered == {
         "headgroup": {"CPU": 0, "GPU": 0},
         "cpu": {"CPU": 0, "GPU": 0, **node_resources(2)},
-        "gpu": {"CPU": 8, "GPU": 1, **node_resources(1)},
+        "gpu": {"CPU": 8, "GPU": 1, **node_resources(1, 3)},
         "train": {"CPU": 8, "GPU": 0, **node_resources(0)},
     }
     assert config["available_node_types"]["cpu"]["max_workers"] == 4
@@ -124,10 +124,13 @@ def test_rays_autoscaler_reads_from_it_what_each_node_offers():
 
 
 def test_a_node_that_compiles_has_the_disk_that_its_jobs_may_take(pods):
-    for name, slots in {"worker-cpu": 2, "worker-gpu": 1 + 1}.items():
+    compiles = {"worker-cpu": 2, "worker-gpu": 1 + 3}
+    searches = {"worker-cpu": 2, "worker-gpu": 1 + 1}
+    for name in compiles:
         (volume,) = (each for each in pods[name]["spec"]["volumes"] if each["name"] == "tmp")
         limit = volume["emptyDir"]["sizeLimit"]
-        assert int(limit.removesuffix("Gi")) << 30 >= 2 * slots * JobLimits().disk_bytes
+        jobs = compiles[name] + searches[name]
+        assert int(limit.removesuffix("Gi")) << 30 >= jobs * JobLimits().disk_bytes
 
 
 @pytest.mark.parametrize(
