@@ -86,8 +86,11 @@ def test_turns_inside_a_turn_are_the_same_one(tmp_path: Path) -> None:
 
 
 def test_a_fork_does_not_keep_the_turn_of_its_process(tmp_path: Path) -> None:
+    def stay(fork: ForkedProcess) -> None:
+        fork.receive()
+
     with DeviceTurn("cpu", tmp_path):
-        fork = ForkedProcess.running(lambda fork: fork.receive() and None)
+        fork = ForkedProcess.running(stay)
     with DeviceTurn("cpu", tmp_path) as turn:
         assert turn.waited == 0.0
     fork.close()
