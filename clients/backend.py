@@ -42,6 +42,7 @@ from .artifacts.ranks.job_source import JobSource
 from .artifacts.source import ArtifactRequest, LoadedArtifact, LocalSource
 from .patch_compile import replace_inductor, restore_inductor
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
+from .reports.wait_line import WaitLines
 from .settings import (
     ClientSettings,
     LauncherInfo,
@@ -231,7 +232,8 @@ class RelayBackend:
     ) -> None:
         self.settings = settings
         self.report = report
-        self.source = JobSource(LocalSource(settings, report, prefetch), launch)
+        waits = WaitLines(silent=launch is not None and launch.rank != 0)
+        self.source = JobSource(LocalSource(settings, report, prefetch, waits), launch)
         self._lock = None
         if settings.tuning_lock is not None:
             from .jobfiles.tuning_lock import LockedTunings

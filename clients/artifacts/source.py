@@ -20,6 +20,7 @@ from ...compiler.graph.captured_graph import CapturedGraph
 from ...compiler.request import codec
 from ..reports.run_report import Outcome, RunReport
 from ..reports.start_trace import About
+from ..reports.wait_line import WaitLines
 from ..settings import ClientSettings
 from . import load
 from .disk_cache import DiskCache
@@ -73,13 +74,21 @@ A = TypeVar("A", VerifiedArtifact, LoadedArtifact)
 class LocalSource:
     """Where one process obtains artifacts by itself."""
 
-    def __init__(self, settings: ClientSettings, report: RunReport, prefetch: Prefetch | None) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        report: RunReport,
+        prefetch: Prefetch | None,
+        waits: WaitLines | None = None,
+    ) -> None:
+        """waits: what the program waits for is shown there; None: in lines of its own."""
         from ..gateway.compile_client import GatewayClient
 
         self.settings = settings
         self.report = report
         self.gateway = GatewayClient(settings)
         self._prefetch = prefetch
+        self._waits = waits or WaitLines()
         self.disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
         self.verifier = Verifier(settings, report, self.gateway)
 
@@ -137,7 +146,11 @@ class LocalSource:
         self, submitted: SubmittedCompile, wanted: ArtifactRequest, *, waits: bool = True
     ) -> VerifiedArtifact:
         """The gateway's artifact, on the disk from now on. waits: the program does."""
-        answer = submitted.result()
+        if not waits or submitted.hit:
+            answer = submitted.result()
+        else:
+            with self._waits.following(wanted.key) as on_progress:
+                answer = submitted.result(on_progress)
         if waits:
             about: About = {"trace_id": submitted.trace_id}
             self.report.add_seconds("wait", answer.wait_seconds, ago=answer.fetch_seconds, about=about)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx2
@@ -88,12 +88,20 @@ class CompileWait:
     instead. If the gateway answers nothing for ten seconds, waiting ends with an error.
     """
 
-    def __init__(self, connection: Connection, key: str, clock: Deadline, headers: Mapping[str, str]) -> None:
-        """headers: of each of its requests."""
+    def __init__(
+        self,
+        connection: Connection,
+        key: str,
+        clock: Deadline,
+        headers: Mapping[str, str],
+        on_progress: Callable[[str, str], None] = lambda stage, detail: None,
+    ) -> None:
+        """headers: of each of its requests. on_progress: gets each event's stage and detail."""
         self._connection = connection
         self._path = f"/v1/compiles/{key}"
         self._clock = clock
         self._headers = headers
+        self._on_progress = on_progress
         self._stream = EventStream(connection, f"{self._path}/events", clock, headers=headers)
         self._streaming = True
 
@@ -136,7 +144,7 @@ class CompileWait:
             contextlib.closing(self._stream.read()) as events,
         ):
             for event in events if self._streaming else ():
-                if (end := _end_of(event.data.encode())) is not None:
+                if (end := self._end_of(event.data.encode())) is not None:
                     return end
         return None
 
@@ -148,16 +156,16 @@ class CompileWait:
             if response.status_code != 200:
                 raise error_of(response.status_code, body)
         self._stream.last_read = time.monotonic()
-        return _end_of(body)
+        return self._end_of(body)
+
+    def _end_of(self, body: bytes) -> _ProgressEvent | None:
+        """An event or a status that says that the compile has ended."""
+        event = decode(body, _ProgressEvent)
+        self._on_progress(event.stage, event.detail)
+        return event if event.stage in ("done", "failed") else None
 
     def _silent(self) -> bool:
         return time.monotonic() - self._stream.last_read > RECONNECT_SECONDS
-
-
-def _end_of(body: bytes) -> _ProgressEvent | None:
-    """An event or a status that says that the compile has ended."""
-    event = decode(body, _ProgressEvent)
-    return event if event.stage in ("done", "failed") else None
 
 
 class SubmittedCompile:
@@ -198,8 +206,9 @@ class SubmittedCompile:
         """Whether it waits for what another request began."""
         return not self.hit and self._answer.headers.get("x-torchrelay-cache") == "coalesced"
 
-    def result(self) -> FetchResult:
-        """The artifact, after the end of its compile. Raises as `GatewayClient.submit` does."""
+    def result(self, on_progress: Callable[[str, str], None] = lambda stage, detail: None) -> FetchResult:
+        """The artifact, after the end of its compile. on_progress: see CompileWait. Raises as `GatewayClient.submit`
+        does."""
         _, key, _, clock, headers, _ = self._arguments
         lost: errors.NotFound | None = None
         for attempt in range(_SUBMISSIONS):
@@ -208,7 +217,7 @@ class SubmittedCompile:
             data, waited = self._answer.body, 0.0
             if not self.hit:
                 try:
-                    CompileWait(self._client._connection, key, clock, headers).run()
+                    CompileWait(self._client._connection, key, clock, headers, on_progress).run()
                     waited = time.monotonic() - self._accepted
                     data = self._client.fetch_bytes(key, clock, headers)
                 except _OF_THE_REQUEST:  # with another's example sizes: this request may still be compiled

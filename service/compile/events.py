@@ -31,13 +31,18 @@ class CompileEvent(Struct, frozen=True):
 
 
 class CompileSnapshot(Struct, frozen=True):
-    """The state of a compile: events after some id, whether its lease is held, whether it is cached. pending: it is
-    queued, or was leased a while ago."""
+    """The state of a compile: events after some id, whether its lease is held, whether it is cached. position: about
+    where it stands in the queue, or stood before it was leased; 0: it is not there."""
 
     events: list[CompileEvent]
     leased: bool
     cached: bool
-    pending: bool
+    position: int
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is queued, or was leased a while ago."""
+        return self.position > 0
 
 
 class CompileEvents:
@@ -49,11 +54,18 @@ class CompileEvents:
     async def snapshot(self, key: str, after: str = STREAM_START) -> CompileSnapshot:
         """Everything after event `after`, in one round trip."""
         keys = self._keys
-        entries, leased, cached, pending = await self._scripts.snapshot(
-            keys=[keys.events(key), keys.lease(key), keys.index(key), keys.pending], args=[after]
+        entries, leased, cached, position = await self._scripts.snapshot(
+            keys=[
+                keys.events(key),
+                keys.lease(key),
+                keys.index(key),
+                keys.pending,
+                keys.pending_priorities,
+            ],
+            args=[after],
         )
         events = [_event(name, dict(zip(flat[::2], flat[1::2], strict=True))) for name, flat in entries]
-        return CompileSnapshot(events, bool(leased), bool(cached), bool(pending))
+        return CompileSnapshot(events, bool(leased), bool(cached), int(position))
 
     async def cause(self, key: str) -> TraceContext | None:
         """The span of whoever asked for the compile of `key` first. Raises RedisError."""

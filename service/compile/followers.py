@@ -44,6 +44,8 @@ class FollowedCompile:
         self._wake = wake
         self.events: list[CompileEvent] = []
         self.ending: Literal["", "finished", "cached", "lost"] = ""
+        self.position = 0
+        """Where it stands in the queue, once it has waited for some seconds; 0: nothing is known."""
         self.followers = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -54,6 +56,11 @@ class FollowedCompile:
     def queued(self) -> bool:
         """Whether nobody has taken it yet."""
         return all(event.progress.stage == "queued" for event in self.events)
+
+    def stands_at(self, position: int) -> None:
+        if position != self.position:
+            self.position = position
+            self._wake()
 
     def add(self, events: list[CompileEvent], ending: Literal["", "finished", "cached", "lost"] = "") -> None:
         self.events += events
@@ -148,6 +155,8 @@ class Followers:
                             watch.add([], "cached")
                         if snapshot.events or snapshot.leased:
                             last_leased = last_answer
+                        waits = watch.queued and not (snapshot.events or snapshot.leased)
+                        watch.stands_at(snapshot.position if waits else 0)
                         if (
                             snapshot.events
                             or snapshot.cached

@@ -91,6 +91,14 @@ def test_a_miss_follows_the_events_and_fetches_the_artifact(server: Server, gate
     assert f"GET /v1/compiles/{KEY}" not in server.counted()
 
 
+def test_each_event_of_a_compile_is_told(server: Server, gateway: GatewayClient) -> None:
+    told: list[tuple[str, str]] = []
+    accepted(server, stream(event(1, "queued"), event(2, "aot", detail="joint"), DONE))
+    submitted = gateway.submit(b"graph", KEY, deadline=20.0, cache_only=False)
+    submitted.result(lambda stage, detail: told.append((stage, detail)))
+    assert told == [("queued", ""), ("aot", "joint"), ("done", "")]
+
+
 def test_a_compile_that_another_request_started_counts_as_coalesced(
     server: Server, gateway: GatewayClient
 ) -> None:

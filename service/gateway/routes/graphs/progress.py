@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
+import msgspec
 from fastapi import Request, Response
 
 from .....compiler.api import compiles
 from .....compiler.errors import NotFound, Unavailable
 from .....compiler.request import codec
+from ....compile.events import CompileEvent
 from ....storage.redis.streams import STREAM_START
 from ...http.event_stream import ReadEvents, ServerEvent, event_stream_responses
 from ...http.json_routes import JsonRouter
@@ -65,13 +67,18 @@ async def compile_events(
 async def _reader(tenant: GatewayTenant, key: str) -> AsyncIterator[ReadEvents]:
     """Reads events until the last one, which is sent again to a client that has it already."""
     async with tenant.followers.watch(key) as watch:
+        told = 0
 
         async def read(after: str) -> tuple[list[ServerEvent], bool]:
+            nonlocal told
             after = after or STREAM_START
             new = watch.after(after)
             if watch.ending == "finished" and not new:
                 new = watch.events[-1:]
             events = [_event(event.id, event.progress, event.error) for event in new]
+            if not new and watch.events and watch.position not in (0, told):
+                told = watch.position
+                events.append(_position(told, watch.events[-1]))
             if watch.ending == "cached" or watch.ending == "lost":
                 events.append(_end(watch.ending, events[-1].id if events else after))
             return events, bool(watch.ending)
@@ -86,6 +93,12 @@ def _end(ending: Literal["cached", "lost"], after: str) -> ServerEvent:
     error = Unavailable("the service has lost this compile", hint="Send the request again")
     body = compiles.ErrorBody(error.code, error.message, error.advice)
     return _event(after, compiles.CompileProgress("failed", 0.0, error.message), body)
+
+
+def _position(position: int, last: CompileEvent) -> ServerEvent:
+    """Tells of the queue. The id is that of the last event: this one is not stored."""
+    detail = f"{position - 1} ahead of it in the queue" if position > 1 else "the next in the queue"
+    return _event(last.id, msgspec.structs.replace(last.progress, detail=detail), None)
 
 
 def _event(
