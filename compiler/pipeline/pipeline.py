@@ -12,6 +12,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -108,24 +109,34 @@ def compile_request(
         with counters.timing_inside(turns["cuda"]):
             compiled = _compiled(request, own_kernels, search, threads, clock)
         # A CPU's kernels are measured above; several graphs are verified at once there.
-        with turns["cuda"] if request.target.kind == "cuda" else contextlib.nullcontext():
-            if any(kernel.configs for kernel in request.kernels):
-                # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
-                clock.enter("autotune", "")
+        turn: AbstractContextManager[object] = (
+            turns["cuda"] if request.target.kind == "cuda" else contextlib.nullcontext()
+        )
+
+        def exercise() -> None:
+            with turn:
                 verify.exercise(request, compiled.run)
-            clock.enter("verify", "")
-            with triton.descending_together() as descents:
-                verification = _verified(request, compiled, clock)
-                if triton.undecided() and verification.status == "skipped":
-                    verify.exercise(request, compiled.run)
-                descended = descents is not None and descents.waiting
-                if descents is not None and descended:
-                    clock.enter("autotune", "coordinate descents")
-                    descents.settle(lambda: verify.exercise(request, compiled.run))
-            if descended:  # the kernels are not the ones that were verified
+
+        if any(kernel.configs for kernel in request.kernels):
+            # Not during verification: measuring runs a kernel many times, and the kernel may change its inputs.
+            clock.enter("autotune", "")
+            exercise()
+        with triton.descending_together() as descents:
+            with turn:
                 clock.enter("verify", "")
                 verification = _verified(request, compiled, clock)
-            clock.enter("publish", "")
+                if triton.undecided() and verification.status == "skipped":
+                    exercise()
+                descended = descents is not None and descents.waiting
+                clock.enter("autotune", "coordinate descents" if descended else "")
+            if descents is not None and descended:
+                descents.settle(exercise)  # it builds between two runs
+        if descended:  # the kernels are not the ones that were verified
+            with turn:
+                clock.enter("verify", "")
+                verification = _verified(request, compiled, clock)
+                clock.enter("autotune", "")
+        clock.enter("publish", "")
         bundle, measured = triton_kernels.fix_winners(compiled.bundle, triton)
         waited = compiled.building.waited
         modules = {
