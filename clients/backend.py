@@ -269,6 +269,7 @@ class RelayBackend:
 
         start = time.perf_counter()
         with self.report.timed("encode"):
+            trace, options = config.split_trace_options(options)
             sent_mode, sent_options = portable_mode(mode, options)
             captured = capture(gm, example_inputs, mode=sent_mode, options=sent_options)
             if self._lock is not None:
@@ -295,6 +296,10 @@ class RelayBackend:
                 return _compile_outside_dynamo(gm, inputs, mode, options, fallback)
 
             return _BackgroundGraph(self, gm, artifact, bound, key, compile_locally).call
+        if trace.files:
+            from .artifacts.lowered import write_trace
+
+            write_trace(self.source.local, captured, trace)
         if self.settings.programs != "off" and captured.is_plain and artifact.key == key:
             from ..compiler.torch_internals.dynamo.programs import recording
 

@@ -6,8 +6,14 @@ A lowering is an artifact like any other: by key in the cache and on the disk, s
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -15,13 +21,14 @@ import torch
 
 from ...compiler import decoding
 from ...compiler.api.lowered import MEMBER, LoweredLevel, LoweredPart, Lowering
-from ...compiler.errors import ArtifactError, SettingsError, Unsupported
+from ...compiler.errors import ArtifactError, RelayError, SettingsError, Unsupported
 from ...compiler.graph.capture import capture
 from ...compiler.graph.captured_graph import CapturedGraph
 from ...compiler.graph.configuration import Mode
 from ...compiler.graph.decode import decode_graph
 from ...compiler.request import codec, schema
 from ...compiler.request.key import key_of
+from ...compiler.torch_internals.inductor import config
 from ...compiler.torch_internals.inductor import levels as marks
 from ..reports.run_report import process_report
 from ..settings import load_settings
@@ -30,6 +37,8 @@ from .verification import VerifiedArtifact
 
 LEVELS: tuple[schema.Level, ...] = get_args(schema.Level)
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
+_SECONDS = 60.0
+_log = logging.getLogger(__name__)
 _PYTORCH = f"{torch.__path__[0]}/"
 
 
@@ -44,6 +53,11 @@ class LoweredGraph:
     @property
     def levels(self) -> list[LoweredLevel]:
         return self.lowering.levels
+
+    @property
+    def inputs(self) -> list[str]:
+        """The kind of each input: tensor, symint (a size) or scalar."""
+        return [str(type(spec).__struct_config__.tag) for spec in self._captured.request.inputs]
 
     @property
     def mutated(self) -> list[int]:
@@ -90,6 +104,12 @@ class LoweredGraph:
         if not found.parts:
             return f"# {found.missing}\n"
         return "\n".join(f"# {part.name}\n{_headed(part)}" for part in found.parts)
+
+    def text_of(self, level: str, name: str) -> str:
+        """One part; '' if the graph has none."""
+        with contextlib.suppress(Unsupported):
+            return self.part(level, name).text
+        return ""
 
     def json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self.lowering))
@@ -184,6 +204,56 @@ def _read(artifact: VerifiedArtifact) -> Lowering:
         return decoding.from_json(artifact.opened.members[MEMBER], type=Lowering)
     except (KeyError, msgspec.MsgspecError) as error:
         raise ArtifactError(f"the artifact has no lowering: {error}") from None
+
+
+# --- what Inductor writes for `trace.enabled` ---------------------------------------------------------------------
+
+_TRACED: dict[str, schema.Level] = {
+    "fx_graph_transformed": "post_grad",
+    "ir_pre_fusion": "ir_before_fusion",
+    "ir_post_fusion": "ir_after_fusion",
+    "graph_diagram": "diagram",
+    "output_code": "code",
+}
+_written = itertools.count()
+
+
+def write_trace(source: LocalSource, captured: CapturedGraph, trace: config.TraceOptions) -> None:
+    """Write the files of a graph that was served, where Inductor writes them for one that it compiles. Never raises:
+    what cannot be written is logged."""
+    wanted = {_TRACED[entry] for entry in trace.files if entry in _TRACED}
+    wanted |= {"forward", "backward"} if "fx_graph" in trace.files else set()
+    number = next(_written)
+    try:
+        graph = obtain(source, captured, checked_levels(wanted), source_lines(captured))
+        for part in ("forward", "backward"):
+            texts = {
+                file: text
+                for entry, file in trace.files.items()
+                if (text := graph.text_of(_TRACED.get(entry, part), part))
+            }
+            folder = (
+                config.trace_folder(f"model__{number}_{part}_{number}", trace.debug_dir) if texts else None
+            )
+            for file, text in texts.items() if folder else ():
+                _write_drawn(Path(folder or "") / file, text)
+            if folder:
+                _log.warning("torchrelay: debug trace of graph %s: %s", graph.key[:12], folder)
+    except (RelayError, OSError, subprocess.SubprocessError) as error:
+        _log.warning("torchrelay: no debug trace: %s", error)
+
+
+def _write_drawn(path: Path, text: str) -> None:
+    """A diagram is drawn by Graphviz; where that is not installed, its text is written."""
+    ending = path.suffix.removeprefix(".")
+    if path.stem != "graph_diagram" or ending == "dot":
+        path.write_text(text)
+    elif dot := shutil.which("dot"):
+        subprocess.run(
+            [dot, f"-T{ending}", "-o", str(path)], input=text, text=True, check=True, timeout=_SECONDS
+        )
+    else:
+        path.with_suffix(".dot").write_text(text)
 
 
 # --- the program's lines -------------------------------------------------------------------------------------------

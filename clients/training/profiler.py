@@ -18,7 +18,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from ...compiler.api.training.events import JobNote
 from ...compiler.api.training.jobs import ProfileSpec
 from ...compiler.errors import RelayError
 from ...compiler.torch_internals import counters
-from ...compiler.torch_internals.triton import caches
+from ...compiler.torch_internals.triton import caches, extensions
 from ..reports.profiling.advice import advice
 from ..reports.profiling.memory_timeline import TensorSnapshot
 from ..reports.profiling.summary import ProfileContext, ProfileSummary
@@ -278,7 +277,7 @@ class ProfilerSession:
             host=socket.gethostname(),
             snapshots=self._snapshots,
             triton=[str(folder) for folder in caches.triton_cache_folders()] if properties else [],
-            nvdisasm=_nvdisasm() if properties else "",
+            nvdisasm=extensions.nvdisasm() if properties else "",
             memory={f"cuda:{number}": found.total_memory for number, found in properties.items()},
             capability=[current.major, current.minor] if current is not None else [],
         )
@@ -351,12 +350,3 @@ def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:
         return (device, storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def _nvdisasm() -> str:
-    """Path of NVIDIA's disassembler in the Triton package; '' if it is not there."""
-    found = util.find_spec("triton")
-    if found is None or found.origin is None:
-        return ""
-    path = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    return str(path) if path.is_file() else ""

@@ -29,7 +29,7 @@ from ..torch_internals import compatibility, cpp, patching
 from ..torch_internals.dynamo import symbolic_shapes, tracing
 from ..torch_internals.dynamo.types import OpOverload
 from ..torch_internals.inductor import config, levels
-from ..torch_internals.triton import compile_workers
+from ..torch_internals.triton import compile_workers, extensions
 from . import inductor, rebuilt_graph
 
 _TRACED = {"joint", "forward", "backward"}
@@ -228,7 +228,8 @@ def _disassembled(library: Path) -> str:
 
 
 def _sass(binary: Path) -> str:
-    return _output(["nvdisasm", str(binary)])
+    """Triton brings nvdisasm along."""
+    return _output([extensions.nvdisasm() or "nvdisasm", str(binary)])
 
 
 def _output(command: list[str]) -> str:

@@ -143,11 +143,15 @@ torch._inductor.codegen.cpp_template_kernel: parse_expr_with_index_symbols = (ex
 torch._inductor.codegen.triton: TritonScheduling.define_kernel (src_code, ...)
 torch._inductor.codegen.wrapper: PythonWrapperCodegen.next_kernel_suffix = ()
 torch._inductor.compile_fx: _graph_counter;
-    compile_fx (model_, example_inputs_, *, inner_compile, config_patches); compile_fx_inner (gm, example_inputs)
+    _recursive_joint_graph_passes (gm, ...); compile_fx_inner (gm, example_inputs);
+    compile_fx (model_, example_inputs_, *, inner_compile, config_patches)
 torch._inductor.config: compile_threads; deterministic; patch; worker_start_method
 torch._inductor.cpp_builder: _get_optimization_cflags
 torch._inductor.cpu_vec_isa: VecAVX512; VecISA.check_build = (code); supported_vec_isa_list;
     valid_vec_isa_list = ()
+torch._inductor.debug: DebugContext.create_debug_dir (folder_name); DebugFormatter (handler);
+    DebugFormatter.fx_graph_transformed = (gm, inputs); .ir_post_fusion = (nodes); .ir_pre_fusion = (nodes);
+    .output_code = (filename, extension)
 torch._inductor.decomposition: decompositions; select_decomp_table ()
 torch._inductor.dtype_propagation: DtypePropagationOpsHandler.__init__ = ()
 torch._inductor.exc: CppCompileError.output

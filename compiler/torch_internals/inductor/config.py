@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.compiler.config
@@ -51,6 +51,49 @@ def check_options(mode: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse unknown modes and options as Inductor does (torch._TorchCompileInductorWrapper); the merged options."""
     wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call]
     return dict(wrapper.config)
+
+
+TRACE_FILES = {
+    "fx_graph": "fx_graph_readable.py",
+    "fx_graph_transformed": "fx_graph_transformed.py",
+    "ir_pre_fusion": "ir_pre_fusion.txt",
+    "ir_post_fusion": "ir_post_fusion.txt",
+    "graph_diagram": "graph_diagram.{}",
+    "output_code": "output_code.py",
+}
+"""Entry of torch._inductor.config.trace -> the file that it stands for."""
+_TRACE_ENTRIES = ("enabled", "debug_dir", "graph_diagram_format", *TRACE_FILES)
+
+
+class TraceOptions(NamedTuple):
+    """files: those wanted; none if the trace is off. debug_dir: None: Inductor's own."""
+
+    files: dict[str, str]
+    debug_dir: str | None
+
+
+def split_trace_options(options: Mapping[str, Any]) -> tuple[TraceOptions, dict[str, Any]]:
+    """What a compile writes for `trace.enabled`, by its options and this process' configuration; and its other
+    options."""
+    from torch._inductor import config
+
+    names = {name for entry in _TRACE_ENTRIES if (name := f"trace.{entry}") in options}
+    # the format is an entry since 2.13
+    entries = {
+        entry: options.get(f"trace.{entry}", getattr(config.trace, entry, None)) for entry in _TRACE_ENTRIES
+    }
+    ending = entries["graph_diagram_format"] or "svg"
+    files = {entry: file.format(ending) for entry, file in TRACE_FILES.items() if entries[entry]}
+    others = {name: value for name, value in options.items() if name not in names}
+    return TraceOptions(files if entries["enabled"] else {}, entries["debug_dir"]), others
+
+
+def trace_folder(name: str, debug_dir: str | None) -> str | None:
+    """A new folder where Inductor would write its trace of a graph (DebugContext.create_debug_dir)."""
+    from torch._inductor.debug import DebugContext
+
+    with inductor_config({} if debug_dir is None else {"trace.debug_dir": debug_dir}):
+        return DebugContext.create_debug_dir(name)
 
 
 def inductor_config(options: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:

@@ -122,20 +122,27 @@ def trace_core_aten(gm: torch.fx.GraphModule, inputs: Sequence[Any], record: Rec
     return list(metadata.mutated_inp_runtime_indices), len(metadata.output_info)
 
 
+_STRIDED = ("slice.Tensor", "select.int", "diagonal.default", "unfold.default")
+"""ATen operators that PyTorch decomposes to `as_strided`, which says less: it depends on the strides of its operand."""
+
+
 def trace_prims(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Trace a part of `trace_core_aten` with all of torch._decomp.decomposition_table: its entries for core operators
-    are PrimTorch's references, which call prims. Names of inputs stay."""
+    """Trace a part of `trace_core_aten` with torch._decomp.decomposition_table, but for _STRIDED: its entries for core
+    operators are PrimTorch's references, which call prims. Names of inputs stay."""
     from torch._decomp import decomposition_table
     from torch._guards import detect_fake_mode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.traceback import preserve_node_meta
 
+    decompositions: dict[Any, Any] = dict(decomposition_table)
+    for name in _STRIDED:
+        decompositions.pop(operator.attrgetter(name)(torch.ops.aten), None)
     placeholders = gm.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in placeholders]
     mode = detect_fake_mode(inputs) or contextlib.nullcontext()
     with mode, python_dispatcher(), preserve_node_meta():
         run = torch.fx.Interpreter(gm).run
-        traced = make_fx(run, decomposition_table=cast(Any, decomposition_table))(*inputs)
+        traced = make_fx(run, decomposition_table=decompositions)(*inputs)
     for node, original in zip(traced.graph.find_nodes(op="placeholder"), placeholders, strict=True):
         node._rename(original.name)
     traced.recompile()

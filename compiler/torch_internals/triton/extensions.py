@@ -107,3 +107,12 @@ def load_extension(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def nvdisasm() -> str:
+    """Path of NVIDIA's disassembler in the Triton package; '' if it is not there."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        return ""
+    path = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    return str(path) if path.is_file() else ""

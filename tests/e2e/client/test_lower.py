@@ -98,6 +98,40 @@ def directory(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "compile_directory.json").read_text()))
 
 
+API = """
+import torch, torchrelay
+
+def scaled(x, y):
+    y.add_(1)
+    return torch.relu(x) * y.sum()
+
+x = torch.randn(3, 4)
+(graph,) = torchrelay.lower(scaled, x, torch.ones(2), level=["core_aten", "prims"], dynamic=True)
+assert (graph.mutated, graph.outputs) == ([1], 1), (graph.mutated, graph.outputs)
+for level in ("core_aten", "prims"):
+    gm = graph.graph_module(level)
+    lines = [node.meta.get("source_line", "") for node in gm.graph.nodes]
+    assert any("return torch.relu(x) * y.sum()" in line for line in lines), lines
+    y, taken = torch.ones(2), []
+    tensors, sizes = iter((x, y)), iter((3, 4, 2))
+    for kind in graph.inputs:
+        taken.append(next(tensors) if kind == "tensor" else next(sizes))
+    changed, result = gm(*taken)[:2]
+    assert torch.equal(changed, y + 1) and torch.equal(result, torch.relu(x) * 4), level
+print("equal")
+"""
+
+
+def test_a_program_gets_graphs_that_it_can_run(service: PrivateService, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(API)
+    environment = {**os.environ, **service.environment, "TORCHRELAY_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert (done.stdout, done.returncode) == ("equal\n", 0), done.stderr
+
+
 def test_neither_a_file_nor_a_line_of_the_program_is_sent(script: Path) -> None:
     code = """
 import sys
