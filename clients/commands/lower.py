@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,8 +90,8 @@ def _text(graphs: list[LoweredGraph]) -> str:
 
 
 def _json(graphs: list[LoweredGraph]) -> str:
-    encoded = msgspec.json.encode([graph.lowering for graph in graphs])
-    return msgspec.json.format(encoded).decode() + "\n"
+    """With Infinity and NaN, which Python reads, and msgspec would write as null."""
+    return json.dumps(msgspec.to_builtins([graph.lowering for graph in graphs]), indent=2) + "\n"
 
 
 # --- a folder as tlparse writes it ---------------------------------------------------------------------------------

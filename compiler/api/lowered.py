@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from ..request.schema import Constant, Graph, Level
 
-MEMBER = "lowered.json"
-"""The member of an artifact that has a Lowering, as JSON."""
+MEMBER = "lowered.msgpack"
+"""The member of an artifact that has a Lowering, as MessagePack: JSON has no infinity, and masks are made of it."""
 
 
 class LoweredPart(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -44,15 +45,16 @@ def lower_request(
     worker: str,
     workdir: Path,
     progress: Callable[[compiles.Stage, str], None],
-    threads: int = 1,
+    threads: int = 0,
 ) -> bytes:
     """Lower a checked request to its `levels`, into an unsigned artifact file with one member. Arguments as for
     pipeline.compile_request. Raises CompileFailed, Unsupported."""
     compatibility.check("load", "capture", "compile")
     clock = StageClock(progress)
     clock.enter("aot", "")
+    threads = threads or len(os.sched_getaffinity(0))
     with patching.cache_folders(workdir), compile_workers.compile_workers(request.target.kind, threads):
-        data = msgspec.json.encode(_Lowerer(request, workdir, threads, clock).run())
+        data = msgspec.msgpack.encode(_Lowerer(request, workdir, threads, clock).run())
     clock.enter("publish", "")
     manifest = artifact_manifest.Manifest(
         schema=schema.SCHEMA,

@@ -129,16 +129,16 @@ def compile_graph(
 ) -> bytes:
     """Decode, check against `limits` and compile, or lower to the levels that it names. `shared`: what `prepare` made.
     Raises RelayError subclasses."""
-    from ...compiler.pipeline import lowered, precompiled_header
+    from ...compiler.pipeline import precompiled_header
     from ...compiler.pipeline.pipeline import compile_request
 
     graph_request = _checked(request, limits)
-    if graph_request.levels:
-        return lowered.lower_request(
-            graph_request, key=key, worker=worker, workdir=workdir, progress=progress
-        )
     gc.set_threshold(*_COLLECTIONS)
     with precompiled_header.borrowed(shared, workdir / "headers"):
+        if graph_request.levels:
+            from ...compiler.pipeline.lowered import lower_request
+
+            return lower_request(graph_request, key=key, worker=worker, workdir=workdir, progress=progress)
         return with_frame_stack(
             lambda: compile_request(
                 graph_request,

@@ -81,7 +81,7 @@ async def compile_graph(
 @router.post(
     "/v1/lower",
     summary="Lower a graph to levels to look at, or fetch what was listed before",
-    description="The body is that of `/v1/compile`, with `levels`. The artifact has one member, `lowered.json`.",
+    description="The body is that of `/v1/compile`, with `levels`. The artifact has one member, `lowered.msgpack`.",
     responses=_RESPONSES,
     openapi_extra=_BODY,
 )
