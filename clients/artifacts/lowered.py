@@ -36,7 +36,7 @@ from .source import ArtifactRequest, LocalSource
 from .verification import VerifiedArtifact
 
 LEVELS: tuple[schema.Level, ...] = get_args(schema.Level)
-_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)(?:\n {4}(.*))?')
 _SECONDS = 60.0
 _log = logging.getLogger(__name__)
 _PYTORCH = f"{torch.__path__[0]}/"
@@ -264,7 +264,7 @@ def source_lines(captured: CapturedGraph) -> dict[str, str]:
 
 
 def _line(node: torch.fx.Node) -> str:
-    """The innermost call that is not PyTorch's own."""
+    """The innermost call that is not PyTorch's own. A program without a file has no code to quote."""
     calls = _FRAME.findall(node.meta.get("stack_trace") or "")
     outside = [call for call in calls if not call[0].startswith(_PYTORCH)]
     if not calls:

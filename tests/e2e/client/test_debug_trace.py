@@ -34,11 +34,12 @@ def traced(
     service: PrivateService, folder: Path, how: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """The report, and the files by folder."""
-    debug = folder / how
+    debug, script = folder / how, folder / "script.py"
+    script.write_text(SCRIPT)
     environment = {**os.environ, **service.environment, "TORCHRELAY_CACHE_DIR": str(folder / "cache")}
     environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1" if how == "local" else "0"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(debug), how],
+        [sys.executable, str(script), str(debug), how],
         env=environment,
         capture_output=True,
         text=True,
