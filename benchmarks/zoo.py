@@ -36,6 +36,7 @@ RECORDED = ROOT / "benchmarks" / "recorded" / "zoo"
 
 def main() -> int:
     args = parse_arguments()
+    args.phase = args.phase or ",".join(PHASES if args.device == "cpu" else PHASES[1:])
     clean = args.page or measure(args)
     zoo_page.write(args.recorded, ROOT / "docs" if args.recorded == RECORDED else args.recorded)
     return 1 if args.check and not clean else 0
@@ -91,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="suite/name, separated by commas, in the order in which they run")
     parser.add_argument("--suite", default=",".join(SUITES))
     parser.add_argument("--sample", type=share, help="2/15: of every 15 models the third")
-    parser.add_argument("--phase", default=",".join(PHASES))
+    parser.add_argument("--phase", help=f"default: {','.join(PHASES)}; on a GPU all but programs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=("auto", "small", "real"), default="auto")
     parser.add_argument("--precision", choices=("amp", "float32"), help="amp: autocast to bfloat16")

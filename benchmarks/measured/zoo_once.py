@@ -89,7 +89,13 @@ class Trained:
         self._amp = amp
 
     def compiled(self, way: str) -> Step:
-        return self.built.model if way == "eager" else torch.compile(self.built.model, backend=way)
+        if way == "eager":
+            return self.built.model
+        if way == "torchrelay":
+            import torchrelay
+
+            return torchrelay.compile(self.built.model)
+        return torch.compile(self.built.model, backend=way)
 
     def step(self, callable_: Step) -> tuple[Any, Tensor | None]:
         """Forward and backward: outputs and loss."""

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,12 +77,17 @@ class Zoo:
         self._state = state
         self._service = service
         self._ends = time.monotonic() + 60 * plan.minutes
+        self._stopped = threading.Event()
 
     def run(self, phase: str) -> None:
         jobs = [job for name in self._models for job in self._jobs(phase, name) if self._is_wanted(job)]
         if phase in ("fill", "programs"):
             with ThreadPoolExecutor(self._plan.parallel) as pool:
-                ended = list(pool.map(self._run_job, jobs))
+                try:
+                    ended = list(pool.map(self._run_job, jobs))
+                except BaseException:  # Ctrl-C, SIGTERM: end what runs, begin nothing
+                    self._stopped.set()
+                    raise
             full = [job for job, status in zip(jobs, ended, strict=True) if status == "OOM"]
             jobs = full if self._plan.parallel > 1 else []  # together they had too little memory
         for job in jobs:
@@ -144,7 +150,7 @@ class Zoo:
         """Its status; `unfinished` when the time is over, and then nothing is recorded."""
         plan = self._plan
         left = self._ends - time.monotonic()
-        if left <= 0:
+        if left <= 0 or self._stopped.is_set():
             return "unfinished"
         began = time.monotonic()
         model = self._models[job.model]
@@ -154,7 +160,8 @@ class Zoo:
             outcome = self._start_three_times(job, min(plan.timeout, left))
         else:
             outcome = self._child(job, min(plan.timeout, left))
-        if outcome["status"] == "timeout" and time.monotonic() >= self._ends:
+        over = time.monotonic() >= self._ends or self._stopped.is_set()
+        if outcome["status"] == "timeout" and over:
             return "unfinished"
         about = {
             "model": job.model,
@@ -192,7 +199,9 @@ class Zoo:
             own = FreshMachine(root / "inductor").environment()
             more |= {name: own[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         try:
-            return run_limited(command, machine.environment(**more), timeout, plan.memory, root / "child.log")
+            return run_limited(
+                command, machine.environment(**more), timeout, plan.memory, root / "child.log", self._stopped
+            )
         finally:
             if job.forget:
                 shutil.rmtree(machine.root, ignore_errors=True)
@@ -210,7 +219,14 @@ class Zoo:
             for flags in ([], [], ["--check"]):
                 left = ends - time.monotonic()
                 runs.append(
-                    run_limited([*command, *flags], environment, left, self._plan.memory, root / "child.log")
+                    run_limited(
+                        [*command, *flags],
+                        environment,
+                        left,
+                        self._plan.memory,
+                        root / "child.log",
+                        self._stopped,
+                    )
                 )
                 if runs[-1]["status"] != "pass":
                     return runs[-1]
@@ -240,7 +256,12 @@ def judged(traced: dict[str, Any], started: dict[str, Any], checked: dict[str, A
 
 
 def run_limited(
-    command: list[str], environment: dict[str, str], timeout: float, memory: int, log: Path
+    command: list[str],
+    environment: dict[str, str],
+    timeout: float,
+    memory: int,
+    log: Path,
+    stopped: threading.Event,
 ) -> dict[str, Any]:
     """The JSON on the child's last line; its group is killed after `timeout` seconds, or above `memory` bytes."""
     out, err = log.with_suffix(f".{os.urandom(4).hex()}.out"), log.with_suffix(f".{os.urandom(4).hex()}.err")
@@ -254,7 +275,7 @@ def run_limited(
         try:
             while child.poll() is None and not ended:
                 time.sleep(0.1)
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or stopped.is_set():
                     ended = "timeout"
                 elif resident_bytes(child.pid) > memory:
                     ended = "memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ class Records:
             self._latest[key_of(record)] = record
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(record).replace(f"{sys.prefix}/", "") + "\n")
 
 
 def key_of(record: Record) -> Key:
