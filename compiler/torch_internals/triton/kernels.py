@@ -157,12 +157,11 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
             except DescentDeferred:
                 return launcher
         timed = kernels.timings.get(id(self))
+        milliseconds = timed.milliseconds if timed is not None and math.isfinite(timed.milliseconds) else 0.0
         triton_cache.offer_winner(
             exchange,
             problem,
-            triton_cache.TritonWinner(
-                encode_configuration(winner.config), 0.0 if timed is None else timed.milliseconds, 1
-            ),
+            triton_cache.TritonWinner(encode_configuration(winner.config), milliseconds, 1),
         )
         return winner
 
@@ -293,8 +292,13 @@ def fix_winners(bundle: bytes, kernels: TritonKernels) -> tuple[bytes, list[mani
     """`bundle` (made by this process) with winners only, and the measurements of kernels with several candidates."""
     if not kernels.live:
         return bundle, []
-    kept = keep_winners(bundle, kernels)
-    tuning = [
+    return keep_winners(bundle, kernels), measurements(kernels)
+
+
+def measurements(kernels: TritonKernels) -> list[manifest.Measurement]:
+    """The winner's, of each kernel with several candidates; none where Inductor gives all of them an infinite time, as
+    it does where registers spill."""
+    return [
         manifest.Measurement(
             problem=str(live.inductor_meta.get("kernel_name", "")),
             winner=winner.configuration,
@@ -302,6 +306,5 @@ def fix_winners(bundle: bytes, kernels: TritonKernels) -> tuple[bytes, list[mani
             candidates=winner.candidates,
         )
         for live in kernels.live.values()
-        if (winner := kernels.timings.get(id(live))) is not None
+        if (winner := kernels.timings.get(id(live))) is not None and math.isfinite(winner.milliseconds)
     ]
-    return kept, tuning

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from torchrelay.compiler.kernel_store import triton_cache
 from torchrelay.compiler.kernel_store.libraries import KernelExchange, KernelStore
 from torchrelay.compiler.kernel_store.triton_cache import TritonWinner
 from torchrelay.compiler.request import codec
+from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 
 KERNEL = """
 import triton, triton.language as tl
@@ -135,3 +137,15 @@ def test_what_names_tritons_version_is_worked_out_before_jobs_are_forked() -> No
 
     preload.preload_compiler()
     assert triton_key.cache_info().currsize == 1
+
+
+def test_a_kernel_whose_candidates_all_spill_has_no_measurement() -> None:
+    """Inductor gives such a candidate an infinite time; a manifest that held it could not be read."""
+    kernels = triton_kernels.TritonKernels()
+    for name, milliseconds in (("fits", 0.25), ("spills", float("inf"))):
+        live = SimpleNamespace(inductor_meta={"kernel_name": name})
+        kernels.live[name] = live
+        kernels.timings[id(live)] = TritonWinner("XBLOCK: 8", milliseconds, 2)
+    assert [(each.problem, each.milliseconds) for each in triton_kernels.measurements(kernels)] == [
+        ("fits", 0.25)
+    ]
