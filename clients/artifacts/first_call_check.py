@@ -24,7 +24,7 @@ from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
 from ...compiler.pipeline import block_masks, outcomes
 from ...compiler.pipeline.outcomes import Outcome
 from ...compiler.torch_internals.dynamo import tracing
-from ...compiler.torch_internals.dynamo.operators import watching_calls
+from ...compiler.torch_internals.dynamo.operators import in_float64, watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id
 from ...compiler.torch_internals.dynamo.tensors.stand_ins import alone, is_subclass, parts, stand_ins
 from ..reports.run_report import RunReport
@@ -111,13 +111,17 @@ def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequen
         _compare_facts(expected, found, _strides_for_dynamo(gm))
         if outcomes.random_node(gm):
             return
-        rounding = outcomes.EagerRounding(
-            expected.outcome,
-            lambda units: memory.run(gm, stand_ins(inputs), nudge=units).outcome,
-            lambda: memory.run(gm, _in_float64(inputs)).outcome,
-        )
         dtypes = outcomes.dtypes_of((*inputs, *expected.outcome.outputs)) | _autocast_dtypes()
-        outcomes.compare(expected.outcome, found.outcome, outcomes.tolerance_of(gm, dtypes), rounding)
+        precision = outcomes.precision_of(gm, dtypes)
+        rounding = outcomes.EagerRounding(
+            dict(outcomes.named(expected.outcome)),
+            lambda step: dict(outcomes.named(memory.run(gm, stand_ins(inputs), nudge=step).outcome)),
+            lambda: dict(outcomes.named(memory.run(in_float64(gm), _float64_inputs(inputs)).outcome)),
+            precision,
+        )
+        comparison = outcomes.compare(expected.outcome, found.outcome, precision, rounding)
+        if 2 * len(comparison.chaotic) > comparison.values:
+            raise CannotCompare(f"rounding decides most of its values: {comparison.chaotic[0]}")
 
 
 def _check_reference(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -179,8 +183,8 @@ class _Memory:
         self._gpus = {part.device for part in plain if part.device.type == "cuda"}
 
     def run(self, function: Graph, stand_ins: Sequence[Any], nudge: float = 0.0) -> _RunOutcome:
-        """Call and differentiate `function`; then restore memory and random state. nudge: floats are off by so many
-        units in the last place."""
+        """Call and differentiate `function`; then restore memory and random state. nudge: floats are off by this
+        part of themselves."""
         facts: list[_Facts | None] = []
 
         def call(*args: Any) -> Any:
@@ -223,7 +227,7 @@ class _Memory:
         now, before = self._storages[number], self._before[number]
         return now.nbytes() != before.nbytes() or not torch.equal(_bytes(now), _bytes(before))
 
-    def _nudge(self, units: float) -> None:
+    def _nudge(self, step: float) -> None:
         for number, dtype in self._floats.items():
             storage = self._storages[number]
             whole = torch.empty(0, dtype=dtype, device=storage.device)
@@ -231,7 +235,7 @@ class _Memory:
             whole.set_(storage, 0, (count,), (1,))
             draw = torch.Generator(storage.device).manual_seed(2)
             signs = torch.randint(0, 2, (count,), generator=draw, device=storage.device) * 2 - 1
-            whole.mul_(1 + units * torch.finfo(dtype).eps * signs)
+            whole.mul_(1 + step * signs)
 
     def _restore(self) -> None:
         for number, storage in self._storages.items():
@@ -330,7 +334,7 @@ def _in_parts(outcome: Outcome) -> Outcome:
     return Outcome(plain(outcome.outputs), plain(outcome.mutated), plain(outcome.gradients))
 
 
-def _in_float64(inputs: Sequence[Any]) -> list[Any]:
+def _float64_inputs(inputs: Sequence[Any]) -> list[Any]:
     """Stand-ins with memory of their own. Raises TypeError where inputs share it."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if len({storage_id(value) for value in tensors}) < len(tensors) or any(map(is_subclass, tensors)):

@@ -1,6 +1,7 @@
-"""Finds the range that each integer input of a graph may be drawn from, and what is computed from integers alone.
+"""Finds how the inputs of a graph may be drawn, and what is computed from integers alone.
 
-The graph runs with eager, and each operator's integer arguments are looked at before it runs. An index out of range
+The graph runs with eager, and each operator's arguments are looked at before it runs: its floats as float_inputs.py
+says, its integers so that they are valid. An index out of range
 limits the inputs that it was computed from to the size of the dimension: on a GPU the operator itself would end the
 process. An operator that is not known to take any integer limits them to 0 and 1.
 
@@ -17,8 +18,15 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from ..torch_internals.dynamo.operators import is_pytorchs, tensors_in, watching_calls
+from ..torch_internals.dynamo.operators import (
+    called_graph,
+    is_pytorchs,
+    packets,
+    tensors_in,
+    watching_calls,
+)
 from .block_masks import block_mask_of, is_flex_attention
+from .float_inputs import FloatDraw, FloatWatch
 
 Range = tuple[int, int]
 """The least integer, and the one after the largest."""
@@ -30,12 +38,13 @@ _LAST_RUNS = 8
 """So many of the last runs draw 0 and 1 only."""
 
 
-class IntegerFacts(Struct, frozen=True):
-    """ranges: of the inputs, by position. derived: the values of inputs that depend on others, by position. outputs,
-    inputs: positions of results, and of inputs after the call, that contain no rounding, because they are integers and
-    were computed from integers alone."""
+class InputFacts(Struct, frozen=True):
+    """By position, ranges: of integer inputs. floats: how floats are drawn. derived: the values of inputs that depend
+    on others. outputs, inputs: positions of results, and of inputs after the call, that contain no rounding,
+    because they are integers and were computed from integers alone."""
 
     ranges: Mapping[int, Range] = {}
+    floats: Mapping[int, FloatDraw] = {}
     derived: Mapping[int, torch.Tensor] = {}
     outputs: frozenset[int] = frozenset()
     inputs: frozenset[int] = frozenset()
@@ -64,13 +73,17 @@ def find_facts(
     run: Callable[[Sequence[Any]], Sequence[Any]],
     inputs: Sequence[Any],
     draw: Callable[[int, torch.Tensor, Range], None],
-) -> IntegerFacts:
+    parameters: frozenset[int] = frozenset(),
+    deviation: float = 1.0,
+) -> InputFacts:
     """run(inputs): the graph's outputs with eager; it may change its inputs. draw(position, input, range): fills an
-    integer input, the same each time. Raises CannotDraw, and what `run` raises even if all integers are 0 or 1."""
+    integer input, the same each time. parameters: positions of those. deviation: the standard deviation of the results
+    of products. Raises CannotDraw, and what `run` raises even if all integers are 0 or 1."""
     positions = [p for p, value in enumerate(inputs) if is_integer(value)]
     ranges = {p: wide_range(inputs[p].dtype) for p in positions}
     indices: set[int] = set()
     derived: dict[int, torch.Tensor] = {}
+    floats: dict[int, FloatDraw] = {}
     for run_number in range(_MAX_RUNS):
         if run_number == _MAX_RUNS - _LAST_RUNS:
             ranges.update(dict.fromkeys(ranges, NARROW))
@@ -78,7 +91,8 @@ def find_facts(
             draw(position, inputs[position], ranges[position])
         for position, value in derived.items():
             inputs[position].copy_(value)
-        watch = _Watch(inputs, ranges, indices, derived)
+        float_watch = FloatWatch(inputs, parameters, floats, deviation)
+        watch = _Watch(inputs, ranges, indices, derived, float_watch)
         others = {p: NARROW for p in positions if p not in indices}
         try:
             with torch.no_grad(), watching_calls(watch):
@@ -98,8 +112,9 @@ def find_facts(
         if not all(map(_is_finite, outputs)) and any(ranges[p] != NARROW for p in others):
             ranges.update(others)  # a mask, perhaps: (1 - mask) * the least number
             continue
-        return IntegerFacts(
+        return InputFacts(
             ranges={p: each for p, each in ranges.items() if p not in derived},
+            floats={**dict(float_watch.undecided()), **floats},
             derived=derived,
             outputs=frozenset(p for p, value in enumerate(outputs) if watch.is_exact(value)),
             inputs=frozenset(p for p, value in enumerate(inputs) if watch.is_exact(value)),
@@ -121,11 +136,13 @@ class _Watch:
         ranges: dict[int, Range],
         indices: set[int],
         derived: dict[int, torch.Tensor],
+        floats: FloatWatch,
     ) -> None:
         self._inputs = inputs
         self._ranges = ranges
         self._indices = indices
         self._derived = derived
+        self._floats = floats
         self._known: dict[int, tuple[torch.Tensor, frozenset[int], bool]] = {}
         """By a memory's address: a tensor that keeps it, the inputs it was computed from, whether by floats."""
         for position, value in enumerate(inputs):
@@ -143,7 +160,13 @@ class _Watch:
         return known is not None and known[2]
 
     def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if called := called_graph(operator, args):
+            graph, graph_args = called
+            with watching_calls(self):
+                return graph(*graph_args)
         tensors = tensors_in((args, kwargs))
+        if self._floats.before(operator, args, kwargs):
+            raise _RangeChanged
         checked = _INDEXING.get(getattr(operator, "overloadpacket", None))
         sources = frozenset().union(*(self._sources(value) for value in tensors))
         if checked is not None:
@@ -155,6 +178,7 @@ class _Watch:
         self._derive(operator, args, kwargs)
         rounded = any(map(self._is_rounded, tensors))
         results = operator(*args, **kwargs)
+        self._floats.after(operator, args, results)
         for result in tensors_in(results):
             if not _has_rounding(result):
                 self._note(result, sources if result.dtype is not torch.bool else frozenset(), rounded)
@@ -277,33 +301,27 @@ def _of_classes(
     yield target, self.size(1 if self.dim() > 1 else 0), ignore_index
 
 
-def _packets(names: str) -> list[Any]:
-    """Those of the names that this version of PyTorch has, and their forms that change their first argument."""
-    found = [getattr(aten, form, None) for name in names.split() for form in (name, f"{name}_")]
-    return [packet for packet in found if packet is not None]
-
-
 _INDEXING: dict[Any, Callable[..., Iterator[tuple[Any, int] | tuple[Any, int, int]]]] = {
     **dict.fromkeys(
-        _packets(
+        packets(
             "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_fill index_reduce"
         ),
         _of_dimension,
     ),
-    **dict.fromkeys(_packets("embedding _embedding_bag _embedding_bag_forward_only"), _of_rows),
-    **dict.fromkeys(_packets("take put"), _of_elements),
-    **dict.fromkeys(_packets("index index_put _index_put_impl _unsafe_index _unsafe_index_put"), _of_several),
-    **dict.fromkeys(_packets("nll_loss_forward nll_loss2d_forward"), _of_classes),
+    **dict.fromkeys(packets("embedding _embedding_bag _embedding_bag_forward_only"), _of_rows),
+    **dict.fromkeys(packets("take put"), _of_elements),
+    **dict.fromkeys(packets("index index_put _index_put_impl _unsafe_index _unsafe_index_put"), _of_several),
+    **dict.fromkeys(packets("nll_loss_forward nll_loss2d_forward"), _of_classes),
 }
 """Operators that take indices: each index with its dimension's size, and a number that is allowed besides."""
 
 _SORTED = {aten.searchsorted: 0, aten.bucketize: 1}
 """Operators one of whose arguments is sorted, and its place."""
 
-_BAGS = frozenset(_packets("_embedding_bag _embedding_bag_forward_only"))
+_BAGS = frozenset(packets("_embedding_bag _embedding_bag_forward_only"))
 
 _ANY_INTEGER = frozenset(
-    _packets(
+    packets(
         "_int_mm _to_copy _unsafe_view addmm all alias amax amin any argmax argmin argsort baddbmm bmm bucketize cat "
         "clone constant_pad_nd copy cummax cummin cumprod cumsum detach empty_like fill flip full_like isin "
         "lift_fresh lift_fresh_copy masked_fill masked_scatter masked_select max mean min mm mv new_empty "

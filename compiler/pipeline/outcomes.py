@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,13 +31,32 @@ class Outcome(Struct):
     gradients: list[torch.Tensor | None]
 
 
+class Chaotic(Exception):
+    """Eager's own value changes so much by rounding that a comparison with it means nothing; the text says which."""
+
+
+class Precision(NamedTuple):
+    """What the lowest precision in a graph means for a comparison of two runs of it."""
+
+    tolerance: float
+    """The largest difference relative to a tensor's largest magnitude that needs no further look."""
+    step: float
+    """By how much of themselves the inputs change to see what rounding does to a value."""
+    noise_multiple: float
+    """A value may differ by this many times what eager's value changes by when its inputs change by `step`."""
+    exact_multiple: float
+    """Compiled code may be this many times as far from float64 as eager is, because it adds in another order."""
+
+
 class AtenReference(NamedTuple):
     """How exact ATen's value is. Computed on demand, because it takes further runs."""
 
     noise: Callable[[], float]
-    """How far the value changes when the inputs change by a few units in the last place."""
+    """How far the value changes when the inputs change by rounding errors."""
     exact: Callable[[], Any]
     """The value in float64; None if ATen cannot compute it."""
+    unstable: Callable[[], Any]
+    """Where an integer or boolean changes by rounding: it was computed from a float near a threshold."""
     rounded: bool = True
     """Whether it was computed from floats; False: from integers alone."""
 
@@ -115,78 +134,161 @@ class EagerRounding:
     """
 
     def __init__(
-        self, expected: Outcome, nudged: Callable[[float], Outcome], exact: Callable[[], Outcome]
+        self,
+        expected: Mapping[Any, Any],
+        nudged: Callable[[float], Mapping[Any, Any]],
+        exact: Callable[[], Mapping[Any, Any]],
+        precision: Precision,
     ) -> None:
-        """nudged(units): eager's outcome where each float of the inputs is off by so many units in the last place.
-        exact(): in float64; raises RuntimeError or TypeError if an operator of the graph does not take it."""
+        """expected: eager's values by name. nudged(step): the values where each float of the inputs is off by this part
+        of itself. exact(): in float64; raises RuntimeError or TypeError if an operator does not take it."""
         self._expected = expected
-        self._nudged = nudged
+        self._run_nudged = nudged
         self._run_exact = exact
+        self._step = precision.step
 
-    def of(self, name: str) -> AtenReference:
-        """The reference for the value with a name that `named` gives."""
-        return AtenReference(lambda: self._noise[name], lambda: self._exact.get(name))
-
-    @functools.cached_property
-    def _noise(self) -> dict[str, float]:
-        noise: dict[str, float] = {}
-        for nudge in (4.0, -4.0):
-            for name, want, have in _pairs(self._expected, self._nudged(nudge)):
-                found = difference(name, want, have, integer_share=rounded_share(0.0))[1]
-                noise[name] = max(noise.get(name, 0.0), found)
-        return noise
+    def of(self, name: Any, rounded: bool = True) -> AtenReference:
+        """The reference for the value with a name."""
+        return AtenReference(
+            lambda: self._nudged[0].get(name, 0.0),
+            lambda: self._exact.get(name),
+            lambda: self._unstable(name),
+            rounded,
+        )
 
     @functools.cached_property
-    def _exact(self) -> dict[str, Any]:
+    def _nudged(self) -> tuple[dict[Any, float], dict[Any, torch.Tensor]]:
+        """For each float how far it changes, and for each integer where."""
+        noise: dict[Any, float] = {}
+        changes: dict[Any, torch.Tensor] = {}
+        for step in (self._step, -self._step):
+            values = self._run_nudged(step)
+            for name, want in self._expected.items():
+                have = values[name]
+                if is_without_rounding(want):
+                    changes[name] = changes.get(name, torch.zeros_like(want, dtype=torch.bool)) | (
+                        want != have
+                    )
+                else:
+                    noise[name] = max(noise.get(name, 0.0), difference(str(name), want, have)[1])
+        return noise, changes
+
+    def _unstable(self, name: Any) -> torch.Tensor:
+        changed = self._nudged[1][name]
+        exact = self._exact.get(name)
+        return changed if exact is None else changed | (self._expected[name] != exact)
+
+    @functools.cached_property
+    def _exact(self) -> Mapping[Any, Any]:
         try:
-            return dict(named(self._run_exact()))
+            return self._run_exact()
         except (RuntimeError, TypeError):
             return {}
+
+
+class Comparison(Struct):
+    """worst: the largest difference of any value. values: how many results and gradients there are. chaotic: of which
+    values eager is no reference, and why."""
+
+    worst: float = 0.0
+    values: int = 0
+    chaotic: list[str] = []
+
+    def judge(
+        self,
+        name: str,
+        want: Any,
+        have: Any,
+        reference: AtenReference,
+        floor: float,
+        precision: Precision,
+        residue_floor: float,
+    ) -> None:
+        """Judge a value as the function `judge` does, and keep what it says. Raises VerifyFailed."""
+        self.values += not name.startswith("input")
+        try:
+            self.worst = max(self.worst, judge(name, want, have, reference, floor, precision, residue_floor))
+        except Chaotic as error:
+            self.chaotic = [*self.chaotic, str(error)]
 
 
 def compare(
     expected: Outcome,
     actual: Outcome,
-    tolerance: float,
+    precision: Precision,
     rounding: EagerRounding,
     exact: Iterable[str] = (),
-) -> float:
-    """The largest difference of any value from eager's. exact: names of values that contain no rounding. Raises
-    VerifyFailed with the first value that differs."""
-    worst = 0.0
+) -> Comparison:
+    """Compare all values with eager's. exact: names of values that contain no rounding. Raises VerifyFailed with the
+    first value that differs."""
+    comparison = Comparison()
     without_rounding = frozenset(exact)
     gradient_floor = _gradient_floor(expected)
     for name, want, have in _pairs(expected, actual):
         floor = gradient_floor if name.startswith("gradient") else 1e-3
-        share = 0.0 if name in without_rounding else rounded_share(tolerance)
-        residue = 20.0 * tolerance * gradient_floor
-        worst = max(worst, judge(name, want, have, rounding.of(name), floor, tolerance, share, residue))
-    return worst
+        reference = rounding.of(name, name not in without_rounding)
+        comparison.judge(name, want, have, reference, floor, precision, gradient_floor)
+    return comparison
 
 
 def judge(
     name: str,
     want: Any,
     have: Any,
-    doubt: AtenReference,
+    reference: AtenReference,
     floor: float,
-    tolerance: float,
-    integer_share: float,
-    residue: float,
+    precision: Precision,
+    residue_floor: float,
 ) -> float:
-    """The largest difference of a value from eager's. Raises VerifyFailed if it is too large to be rounding."""
-    relative, absolute = difference(name, want, have, floor, integer_share)
-    if (
-        not relative <= tolerance
-        and not absolute <= NOISE_MULTIPLE * doubt.noise()
-        and not _is_rounding(want, have, doubt.exact(), residue)
-    ):
-        if is_without_rounding(want):
-            raise VerifyFailed(f"{name} differs from eager in {_share(want, have)} integers")
-        raise VerifyFailed(
-            f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {tolerance:g}"
+    """The largest difference of a value from eager's. floor: a magnitude that counts as zero. Raises VerifyFailed if it
+    is too large to be rounding, Chaotic if rounding may do anything to it."""
+    share = rounded_share(precision.tolerance) if reference.rounded else 0.0
+    relative, absolute = difference(name, want, have, floor, share)
+    if relative <= precision.tolerance:
+        return absolute
+    if is_without_rounding(want):
+        _judge_integers(name, want, have, reference, share)
+        return 0.0
+    limit = precision.tolerance * max(_magnitude(want), 100.0 * floor)
+    residue = 20.0 * precision.tolerance * residue_floor
+    if _is_rounding(name, want, have, reference.exact(), residue, limit, precision.exact_multiple):
+        return absolute
+    noise = reference.noise()
+    if noise > limit:
+        raise Chaotic(
+            f"{name} changes by {noise:.3g} when the inputs change by {precision.step:.2g} of themselves"
         )
-    return absolute
+    if absolute <= precision.noise_multiple * noise:
+        return absolute
+    raise VerifyFailed(
+        f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {precision.tolerance:g}"
+    )
+
+
+def _judge_integers(name: str, want: Any, have: Any, reference: AtenReference, share: float) -> None:
+    """Integers and booleans that were computed from floats must be equal where the floats are away from a threshold."""
+    wrong = want != have
+    if reference.rounded:
+        unstable = reference.unstable()
+        near = int(unstable.sum())
+        if int((wrong & ~unstable).sum()) <= max(share * want.numel(), near):
+            if near > CHAOTIC_SHARE * want.numel():
+                raise Chaotic(f"{near} of {want.numel()} integers of {name} change by rounding")
+            return
+    raise VerifyFailed(f"{name} differs from eager in {int(wrong.sum())} of {want.numel()} integers")
+
+
+CHAOTIC_SHARE = 0.05
+"""Where more of a tensor's integers than this change by rounding, a comparison says little."""
+
+
+def _magnitude(value: Any) -> float:
+    """The largest finite magnitude."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return 0.0
+    magnitudes = value.detach().abs()
+    largest = float(magnitudes.max())
+    return largest if math.isfinite(largest) else float(magnitudes.nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def is_without_rounding(value: Any) -> bool:
@@ -194,30 +296,36 @@ def is_without_rounding(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
-def _share(want: torch.Tensor, have: torch.Tensor) -> str:
-    return f"{int((want != have).sum())} of {want.numel()}"
-
-
-def _is_rounding(want: Any, have: Any, exact: Any, residue: float) -> bool:
-    """Whether compiled code is about as near to float64 as eager is. A value that is much smaller than `residue` in
-    float64 is a sum of terms that cancel: it may be off by `residue`, because the terms' order decides what remains."""
+def _is_rounding(
+    name: str, want: Any, have: Any, exact: Any, residue: float, limit: float, multiple: float
+) -> bool:
+    """Whether compiled code is about as near to float64 as eager is, by the largest error and, where there are many, by
+    the root of the mean square. A value that is much smaller than `residue` in float64 is a sum of terms that cancel:
+    it may be off by `residue`, because the terms' order decides what remains. Raises Chaotic if eager is off by more
+    than twice `limit`."""
     if not all(isinstance(each, torch.Tensor) for each in (want, have, exact)):
         return False
     if exact.dtype != torch.float64 or exact.shape != have.shape:
         return False
-    own, theirs = (float((value.double() - exact).abs().max()) for value in (want, have))
-    # A backward's inputs are rounded already, so the exact sum is seldom 0.0.
+    own, theirs = (value.double().sub(exact).abs() for value in (want, have))
+    largest_own, largest = float(own.max()), float(theirs.max())
+    # A backward's inputs were rounded before, so the exact sum is seldom 0.0.
     if float(exact.abs().max()) <= 0.1 * residue:
-        return theirs <= residue
-    return theirs <= EXACT_MULTIPLE * own
+        return largest <= residue
+    if largest_own > 2 * limit:
+        raise Chaotic(
+            f"{name}, at most {_magnitude(want):.3g}, is {largest_own:.3g} from its value in float64"
+        )
+    if want.numel() >= MANY and float(theirs.square().mean()) > (RMS_MULTIPLE**2) * float(
+        own.square().mean()
+    ):
+        return False
+    return largest <= multiple * largest_own
 
 
-EXACT_MULTIPLE = 10.0
-"""Compiled code may be this many times as far from float64 as eager is, because it adds in another order."""
-
-
-NOISE_MULTIPLE = 20.0
-"""A value may differ by this many times what eager's value changes by when its inputs change by rounding errors."""
+MANY = 1024
+"""Where there are this many values, the root of the mean square error is compared too."""
+RMS_MULTIPLE = 3.0
 
 
 def _pairs(want: Outcome, have: Outcome) -> Iterable[tuple[str, Any, Any]]:
@@ -245,14 +353,18 @@ def _gradient_floor(outcome: Outcome) -> float:
     return max(1e-3, 1e-3 * max(finite, default=0.0))
 
 
-def tolerance_of(gm: torch.fx.GraphModule, dtypes: Iterable[torch.dtype]) -> float:
-    """The tolerance of the lowest precision among `dtypes` (of inputs, outputs and autocast) and casts in the graph."""
+def precision_of(gm: torch.fx.GraphModule, dtypes: Iterable[torch.dtype]) -> Precision:
+    """The lowest precision among `dtypes` (of inputs, outputs and autocast) and casts in the graph."""
     found = set(dtypes)
     for node in all_nodes(gm):
         found |= {a for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.dtype)}
         if node.op == "call_method" and node.target in ("half", "bfloat16"):
             found.add(torch.float16 if node.target == "half" else torch.bfloat16)
-    return max((TOLERANCE.get(dtype, 0.0) for dtype in found), default=5e-3) or 5e-3
+    lowest = max(found & TOLERANCE.keys(), key=TOLERANCE.__getitem__, default=torch.float32)
+    eps = torch.finfo(lowest if not lowest.is_complex else lowest.to_real()).eps
+    if lowest in (torch.float16, torch.bfloat16):
+        return Precision(TOLERANCE[lowest], eps / 4.0, noise_multiple=10.0, exact_multiple=5.0)
+    return Precision(TOLERANCE[lowest], 4.0 * eps, noise_multiple=20.0, exact_multiple=10.0)
 
 
 def dtypes_of(values: Iterable[Any]) -> set[torch.dtype]:

@@ -8,7 +8,6 @@ Attention with dropout draws inside ATen's kernel, which compiled code calls too
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
@@ -21,7 +20,7 @@ import torch
 from ..errors import VerifyFailed
 from ..torch_internals.dynamo import operators
 from ..torch_internals.inductor import compile_fx
-from .outcomes import AtenReference
+from .outcomes import AtenReference, EagerRounding, Precision
 
 
 class CannotReplay(Exception):
@@ -57,8 +56,9 @@ class _Generators(NamedTuple):
 class Replay:
     """Runs graphs with ATen and compares their values with the compiled graphs'. `graphs`: how many it has run."""
 
-    def __init__(self, compare: Compare) -> None:
+    def __init__(self, compare: Compare, precision: Precision) -> None:
         self._compare = compare
+        self._precision = precision
         self.graphs = 0
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
@@ -98,14 +98,11 @@ class Replay:
         names += [f"input {p} after the call" for p in changed]
         scale = max((_magnitude(value) for value in reference.values), default=0.0)
         rounded = reference.rounded + [True] * len(changed)
+        rounding = reference.rounding(self._precision)
         for position, (name, a, b) in enumerate(zip(names, reference.values, have, strict=True)):
             if position in reference.unwritten:
                 continue
-            doubt = AtenReference(
-                functools.partial(reference.noise_of, position),
-                functools.partial(reference.exact, position),
-                rounded[position],
-            )
+            doubt = rounding.of(position, rounded[position])
             self._compare(f"{name} of graph {self.graphs}", a, b, scale, doubt)
 
 
@@ -122,30 +119,14 @@ class _Reference:
     def run(self) -> None:
         self.values = self._run(self._inputs)
 
-    def noise_of(self, position: int) -> float:
-        """How far a value changes when the inputs change by four units in the last place."""
-        return self._noise[position]
-
-    def exact(self, position: int) -> Any:
-        """A value in float64; None if an operator of the graph does not take float64."""
-        return self._exact[position]
-
-    @functools.cached_property
-    def _noise(self) -> list[float]:
-        noise = [0.0] * len(self.values)
-        for units in (4.0, -4.0):
-            nudged = self._run([_nudged(x, units) for x in self._inputs])
-            for index, (a, b) in enumerate(zip(self.values, nudged, strict=True)):
-                if isinstance(a, torch.Tensor) and a.dtype.is_floating_point and a.numel():
-                    noise[index] = max(noise[index], float((a - b).abs().max()))
-        return noise
-
-    @functools.cached_property
-    def _exact(self) -> list[Any]:
-        try:
-            return self._run(list(map(_doubled, self._inputs)), exact=True)
-        except (RuntimeError, TypeError):
-            return [None] * len(self.values)
+    def rounding(self, precision: Precision) -> EagerRounding:
+        """How exact the values are, by their positions."""
+        return EagerRounding(
+            dict(enumerate(self.values)),
+            lambda step: dict(enumerate(self._run([_nudged(x, step) for x in self._inputs]))),
+            lambda: dict(enumerate(self._run(list(map(_doubled, self._inputs)), exact=True))),
+            precision,
+        )
 
     def _run(self, inputs: list[Any], *, exact: bool = False) -> list[Any]:
         self._state.put_back()
@@ -155,12 +136,12 @@ class _Reference:
         return outputs + [mine[position] for position in self.changed]
 
 
-def _nudged(value: Any, units: float) -> Any:
+def _nudged(value: Any, step: float) -> Any:
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return value
     signs = torch.ones_like(value)
     signs.reshape(-1)[::2] = -1
-    return value * (1 + units * torch.finfo(value.dtype).eps * signs)
+    return value * (1 + step * signs).to(value.dtype)
 
 
 def _doubled(value: Any) -> Any:
@@ -251,15 +232,18 @@ class _Drawing(torch.fx.Interpreter):
         # ATen's results may have other strides than AOTAutograd's, and then have no such view.
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
-        if self._exact and target is torch.ops.prims.convert_element_type.default:
-            return super().call_function(target, (args[0], _widest(args[1])), kwargs)
-        if self._exact and isinstance(kwargs.get("dtype"), torch.dtype):
-            kwargs = {**kwargs, "dtype": _widest(kwargs["dtype"])}
+        if getattr(target, "__name__", "").startswith(
+            "_scaled_dot_product"
+        ):  # kernels that refuse other layouts
+            args = tuple(_with_dense_rows(value) for value in args)
+        if self._exact:
+            args, kwargs = operators.widened(target, args, kwargs)
         return super().call_function(target, args, kwargs)
 
 
-def _widest(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype.is_floating_point else dtype
+def _with_dense_rows(value: Any) -> Any:
+    is_laid_out = not isinstance(value, torch.Tensor) or value.dim() < 4 or value.stride(-1) == 1
+    return value if is_laid_out else value.contiguous()
 
 
 def _changed_inputs(gm: torch.fx.GraphModule) -> list[int]:

@@ -26,6 +26,14 @@ def register(name: str) -> None:
             importlib.import_module(REGISTERED_BY[library])
 
 
+def packets(names: str) -> list[Any]:
+    """The ATen operators of these names that this version of PyTorch has, and their forms that change their first
+    argument."""
+    aten = torch.ops.aten
+    forms = (getattr(aten, form, None) for name in names.split() for form in (name, f"{name}_"))
+    return [packet for packet in forms if packet is not None]
+
+
 def mutates_inputs(target: Any) -> bool:
     """Whether an operator's schema says that it writes to an argument."""
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
@@ -70,7 +78,7 @@ OnCall = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 def watching_calls(on_call: OnCall) -> AbstractContextManager[object]:
     """Inside the block, each operator that runs goes through `on_call`; the operators that it calls itself do not.
 
-    A mode of torch.utils._python_dispatch. A higher-order operator is one call; its graphs are not shown.
+    A mode of torch.utils._python_dispatch. A higher-order operator is one call; called_graph has its graph.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,6 +89,53 @@ def watching_calls(on_call: OnCall) -> AbstractContextManager[object]:
             return on_call(func, args, kwargs or {})
 
     return Watch()  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+
+
+def called_graph(operator: Any, args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """The graph that a higher-order operator only calls, and with which arguments; None for another operator."""
+    skipped = _CALLS_ITS_GRAPH.get(getattr(operator, "__name__", ""))
+    if skipped is None or getattr(operator, "namespace", "") != "higher_order":
+        return None
+    return args[0], args[1 + skipped :]
+
+
+_CALLS_ITS_GRAPH = {
+    "tag_activation_checkpoint": 0,
+    "wrap": 0,
+    "wrap_activation_checkpoint": 0,
+    "invoke_subgraph": 1,
+}
+"""By name, how many arguments follow the graph that are none of its own."""
+
+
+def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, in which what is cast to another floating dtype, or made with one, is float64. Its inputs must be
+    float64 too."""
+
+    def on_call(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if called := called_graph(operator, args):
+            with watching_calls(on_call):
+                return called[0](*called[1])
+        args, kwargs = widened(operator, args, kwargs)
+        return operator(*args, **kwargs)
+
+    def call(*args: Any) -> Any:
+        with watching_calls(on_call):
+            return function(*args)
+
+    return call
+
+
+def widened(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of an ATen operator, with float64 for each floating dtype among them."""
+    from torch.utils._pytree import tree_map_only
+
+    def widest(dtype: torch.dtype) -> torch.dtype:
+        return torch.float64 if dtype.is_floating_point else dtype
+
+    if operator is torch.ops.aten.view.dtype:  # the same bits
+        return args, kwargs
+    return tree_map_only(torch.dtype, widest, (args, dict(kwargs)))
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:

@@ -147,7 +147,7 @@ def test_a_compiled_graph_is_verified_with_inputs_that_share_memory_as_the_clien
     make: Callable[[], Inputs],
 ) -> None:
     request, values = captured(lambda *x: [each * 2 for each in x], make())
-    drawn = verify.random_inputs(request, {}, verify.IntegerFacts())
+    drawn = verify.random_inputs(request, {}, verify.InputFacts())
     assert facts(drawn) == facts(values)
     if len({value.dtype for value in drawn}) == 1:
         assert all(value.count_nonzero() for value in drawn), "verification compares something"
@@ -185,7 +185,7 @@ def test_eager_can_run_a_graph_that_reads_past_a_view(
     make: Callable[[], torch.Tensor], function: Callable[..., Any]
 ) -> None:
     request, _ = captured(function, (make(),))
-    (drawn,) = verify.random_inputs(request, {}, verify.IntegerFacts())
+    (drawn,) = verify.random_inputs(request, {}, verify.InputFacts())
     assert function(drawn).count_nonzero() > 3
 
 

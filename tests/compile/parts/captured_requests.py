@@ -26,4 +26,4 @@ def request_of(program: Callee, *inputs: Any) -> schema.GraphRequest:
 
 
 def eager_of(request: schema.GraphRequest) -> torch.fx.GraphModule:
-    return decode.decode_graph(request.graph, request.constants, device_index={}, symbols={})
+    return decode.decode_graph(request.graph, request.constants, device_index={"cuda": 0}, symbols={})
