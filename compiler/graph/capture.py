@@ -72,6 +72,7 @@ def capture(
         libraries=[local_library(name) for name in libraries_of(encoded.graph)],
         exact_sizes=symbols.are_exact(),
         bases=described.bases,
+        unbacked=encoded.unbacked,
     )
     captured = CapturedGraph(
         request,

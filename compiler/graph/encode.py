@@ -43,6 +43,7 @@ class EncodedGraph(NamedTuple):
     constants: list[schema.Constant]
     kernels: list[schema.KernelSource]
     eager: list[list[int]]
+    unbacked: list[schema.Unbacked]
     gpus: set[int | None]
 
 
@@ -62,7 +63,9 @@ def encode_graph(
     encoder = _Encoder(symbols)
     graph = encoder.graph(gm)
     kernels = [] if encoder.kernels is None else encoder.kernels.sources
-    return EncodedGraph(graph, encoder.constants, kernels, sorted(encoder.eager), encoder.gpus)
+    return EncodedGraph(
+        graph, encoder.constants, kernels, sorted(encoder.eager), encoder.unbacked, encoder.gpus
+    )
 
 
 def encode_constant(tensor: torch.Tensor) -> schema.Constant:
@@ -110,6 +113,7 @@ class _Encoder:
         self.constants: list[schema.Constant] = []
         self.kernels: triton_kernels.KernelSources | None = None
         self.eager: list[list[int]] = []
+        self.unbacked: list[schema.Unbacked] = []
         self.gpus: set[int | None] = set()
         self._symbols = symbols
         self._limits = codec.Limits()
@@ -153,8 +157,17 @@ class _Encoder:
                 raise _refused(node, f"{type(error).__name__}: {error}") from error
             if node.meta.get("custom") == EAGER:
                 self.eager.append([*path, len(position)])
+            if not path:
+                self._note_unbacked(node, len(position))
             position[node] = len(position)
         return schema.Graph(nodes=nodes, subgraphs=subgraphs)
+
+    def _note_unbacked(self, node: torch.fx.Node, position: int) -> None:
+        self.unbacked += [
+            schema.Unbacked(node=position, **facts._asdict())
+            for facts in symbolic_shapes.unbacked_facts(node)
+            if allowed_names.UNBACKED_PATH.fullmatch(facts.path)
+        ]
 
     def _node(self, node: torch.fx.Node, position: Mapping[torch.fx.Node, int]) -> schema.Node:
         def arg(value: Any) -> schema.Arg:

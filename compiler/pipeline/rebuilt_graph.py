@@ -55,7 +55,7 @@ def rebuild(request: schema.GraphRequest) -> RebuiltGraph:
     inputs = fake_inputs(request, fake_mode, symbols, numbers)
     _describe(gm, request, inputs)
     with apply_ambient(request.ambient):
-        _propagate(gm, fake_inputs(request, fake_mode, symbols, numbers), fake_mode, env)
+        _propagate(gm, request, fake_inputs(request, fake_mode, symbols, numbers), fake_mode, env)
     return RebuiltGraph(gm, inputs, fake_mode, symbols, numbers)
 
 
@@ -198,23 +198,31 @@ def _describe(gm: torch.fx.GraphModule, request: schema.GraphRequest, inputs: li
     tracing.attach_dynamo_metadata(gm, list(zip(placeholders, inputs, marks, strict=True)))
 
 
-def _propagate(gm: torch.fx.GraphModule, inputs: list[Any], fake_mode: FakeTensorMode, env: ShapeEnv) -> None:
-    """Set `example_value` on every node, as Dynamo does: Inductor's pre-grad passes read it.
+def _propagate(
+    gm: torch.fx.GraphModule,
+    request: schema.GraphRequest,
+    inputs: list[Any],
+    fake_mode: FakeTensorMode,
+    env: ShapeEnv,
+) -> None:
+    """Set `example_value` on every node, as Dynamo does: Inductor's pre-grad passes read it. With it goes what is known
+    of sizes that depend on data.
 
     The inputs must not be used afterwards: the graph may have changed them in place.
     """
+    known: dict[torch.fx.Node, list[symbolic_shapes.UnbackedFacts]] = {}
+    nodes = list(gm.graph.nodes)
+    for size in request.unbacked:
+        facts = symbolic_shapes.UnbackedFacts(size.path, size.lower, size.upper, size.size_like)
+        known.setdefault(nodes[size.node], []).append(facts)
 
     class Recorder(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
             result = super().run_node(node)
             if node.op not in ("placeholder", "output"):
                 node.meta["example_value"] = result
+                symbolic_shapes.bind_unbacked(env, node, result, known.get(node, ()))
             return result
 
-    with (
-        fake_mode,
-        tracing.python_dispatcher(),
-        symbolic_shapes.ignoring_fresh_unbacked_symbols(env),
-        torch.random.fork_rng(devices=[]),
-    ):
+    with fake_mode, tracing.python_dispatcher(), torch.random.fork_rng(devices=[]):
         Recorder(gm).run(*inputs)

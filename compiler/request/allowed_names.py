@@ -116,5 +116,9 @@ OPTION_TEXT = re.compile(r"[A-Za-z0-9_.' -]{0,64}", re.ASCII)
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 INSTRUCTION_SET = re.compile(r"[a-z0-9_.]{1,40}", re.ASCII)
 
+UNBACKED_PATH = re.compile(
+    r"(\[[0-9]{1,4}\]){0,8}(\.(size|stride|storage_offset)\(\)(\[[0-9]{1,2}\])?)?", re.ASCII
+)
+"""Where a size is in a node's value."""
 DEVICE_TEXT = re.compile(r"(cpu|cuda|meta):([0-9]{1,4})", re.ASCII)
 """A device with an index, as text: never on the wire, where a device is a DeviceArg without an index."""

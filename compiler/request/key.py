@@ -91,6 +91,8 @@ def components(request: schema.GraphRequest) -> dict[str, str]:
         parts["bases"] = _digest(request.bases)
     if request.levels:
         parts["levels"] = " ".join(request.levels)
+    if request.unbacked:
+        parts["unbacked"] = _digest(request.unbacked)
     if request.eager:
         parts["eager"] = _digest(request.eager)
     if request.meshes:

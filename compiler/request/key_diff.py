@@ -44,6 +44,7 @@ _LABELS = {
     "schema": "wire schema",
     "pipeline": "revision of the pipeline",
     "meshes": "mesh",
+    "unbacked": "what is known of sizes that depend on data:",
     "eager": "nodes compiled to operator calls:",
     "inputs.count": "inputs:",
     "bases": "tensors that inputs are views of:",

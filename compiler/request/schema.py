@@ -263,6 +263,20 @@ class Symbol(WireStruct, frozen=True):
     upper: int | None
 
 
+class Unbacked(WireStruct, frozen=True):
+    """What tracing knows of a size or an integer that depends on data. The graph checks it too, but a worker must know
+    it when the value first appears, as the client does: else the same trace needs further such sizes, or fails."""
+
+    node: int
+    """The node of the top graph whose value has it first."""
+    path: str
+    """Where in that value, as torch.utils._pytree.keystr writes it: '' for the value itself, '[1].size()[0]'."""
+    lower: int
+    upper: int | None
+    size_like: bool
+    """Whether PyTorch may take it for neither 0 nor 1 where a program does the same for all sizes."""
+
+
 class Mesh(WireStruct, frozen=True):
     """Devices in rows and columns over which tensors are spread, as DTensor has them: its shape, and where in it the
     process stands that asks. What is compiled may differ between places, and never with the ranks' numbers."""
@@ -413,3 +427,5 @@ class GraphRequest(WireStruct, frozen=True, omit_defaults=True):
     levels: list[Level] = []
     """Sorted. If there are any, the graph is lowered to be looked at: the artifact lists it at these levels, and has
     nothing to run."""
+    unbacked: list[Unbacked] = []
+    """Sorted by node; those of which anything is known."""

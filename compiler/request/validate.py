@@ -103,6 +103,7 @@ class _RequestCheck:
         self._eager(request.eager)
         if any(one >= other for one, other in pairwise(request.levels)):
             raise MalformedRequest("levels are not sorted, or one is named twice")
+        self._unbacked(request.unbacked)
         self._ambient(request.ambient)
         _options(request.options, self._ops.options, "option")
         _options(request.aot_options, self._ops.aot_options, "AOT option")
@@ -121,6 +122,19 @@ class _RequestCheck:
                 graph = graph.subgraphs[index]
             if not path or not 0 <= path[-1] < len(graph.nodes):
                 raise MalformedRequest(f"eager node {path[:8]} is not there")
+
+    def _unbacked(self, sizes: list[schema.Unbacked]) -> None:
+        if len(sizes) > self._limits.inputs:
+            raise LimitExceeded(f"{len(sizes)} sizes that depend on data, {self._limits.inputs} allowed")
+        if any(one.node > other.node for one, other in pairwise(sizes)):
+            raise MalformedRequest("sizes that depend on data are not sorted")
+        for size in sizes:
+            if not 0 <= size.node < len(self._request.graph.nodes):
+                raise MalformedRequest(f"node {size.node}, whose size depends on data, is not there")
+            if not allowed_names.UNBACKED_PATH.fullmatch(size.path):
+                raise MalformedRequest(f"no size is at {size.path[:40]!r} of a value")
+            if not size.lower <= (math.inf if size.upper is None else size.upper):
+                raise MalformedRequest(f"the size at node {size.node} has an empty range")
 
     # --- expressions, symbols, inputs ---------------------------------------------------------------------
 

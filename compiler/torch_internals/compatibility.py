@@ -67,7 +67,8 @@ torch._subclasses.fake_tensor: FakeTensor.item_memo; FakeTensorMode.shape_env
 torch.compiler: get_default_backend () since 2.13; set_default_backend (backend) since 2.13
 torch.fx.experimental.sym_node: SymNode._expr; .expr; .hint; .shape_env
 torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var_to_val;
-    .create_symintnode (sym, *, hint); .guards; .var_to_hint_override; .var_to_range
+    .create_symintnode (sym, *, hint); .guards; .size_like; .unbacked_renamings;
+    .var_to_hint_override; .var_to_range
 """,
     "programs": """
 torch._C._dynamo.guards: GlobalStateGuard ()
@@ -193,7 +194,8 @@ torch.fx._lazy_graph_module: _LazyGraphModule
 torch.fx.experimental.symbolic_shapes: DimDynamic.DYNAMIC; ShapeEnv (*, duck_shape);
     ShapeEnv.create_symbol (val, source, *, dynamic_dim, positive, do_not_specialize_zero_one);
     .create_symfloatnode (sym, *, hint, source); .create_symintnode (sym, *, hint, source);
-    .create_unspecified_symbol (val, source, *, dynamic_dim); .ignore_fresh_unbacked_symbols (); SymExprPrinter ();
+    .create_unspecified_symbol (val, source, *, dynamic_dim); .constrain_symbol_range (s, compiler_min, compiler_max);
+    .size_like; PendingUnbackedSymbolNotFound; SymExprPrinter (); compute_unbacked_bindings (shape_env, example_value);
     free_unbacked_symbols (x)
 torch.fx.interpreter: tqdm; torch.fx.passes.fake_tensor_prop: FakeTensorProp (module, mode)
 torch.utils._ordered_set: OrderedSet;

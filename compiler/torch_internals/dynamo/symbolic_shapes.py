@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    PendingUnbackedSymbolNotFound,
+    ShapeEnv,
+    compute_unbacked_bindings,
+)
+from torch.utils._pytree import key_get, keystr
+from torch.utils._sympy.numbers import int_oo
 
 
 def sym_expr(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
@@ -47,7 +54,6 @@ def new_shape_env() -> ShapeEnv:
 def new_symint(env: ShapeEnv, name: str, hint: int, lower: int, upper: int | None) -> torch.SymInt:
     """A backed symbolic integer of `env` with that hint and range (ShapeEnv.create_symbol, create_symintnode)."""
     from torch._dynamo.source import LocalSource
-    from torch.utils._sympy.numbers import int_oo
     from torch.utils._sympy.value_ranges import ValueRanges
 
     source = LocalSource(name)
@@ -117,9 +123,44 @@ def guard_expressions(env: ShapeEnv) -> list[sympy.Expr]:
     return [guard.expr for guard in env.guards]
 
 
-def ignoring_fresh_unbacked_symbols(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
-    """Inside the block, sizes that depend on data may stay unbound (ShapeEnv.ignore_fresh_unbacked_symbols)."""
-    return env.ignore_fresh_unbacked_symbols()
+class UnbackedFacts(NamedTuple):
+    """What a shape environment knows of a symbol that depends on data. path: where it is in its node's value."""
+
+    path: str
+    lower: int
+    upper: int | None
+    size_like: bool
+
+
+def unbacked_facts(node: torch.fx.Node) -> Iterator[UnbackedFacts]:
+    """What is known of each integer that a node of Dynamo's graph is the first to have: meta["unbacked_bindings"]."""
+    for symbol, path in node.meta.get("unbacked_bindings", {}).items():
+        value = key_get(node.meta["example_value"], path)
+        if isinstance(value, torch.SymInt):
+            env = sym_env(value)
+            lower, upper = symbol_range(env, env.unbacked_renamings.get(symbol, symbol))
+            yield UnbackedFacts(keystr(path), lower, upper, symbol in env.size_like)
+
+
+def bind_unbacked(env: ShapeEnv, node: torch.fx.Node, value: Any, known: Iterable[UnbackedFacts]) -> None:
+    """Note at a node which symbols in its value are new and depend on data, as Dynamo does, and let `env` know what is
+    known of them. A second trace of the graph calls its own symbols by these names, so that it knows the same
+    (compute_unbacked_bindings, PropagateUnbackedSymInts)."""
+    try:
+        bindings = compute_unbacked_bindings(env, value)
+    except (
+        PendingUnbackedSymbolNotFound
+    ):  # it is inside a graph that the node calls, and no second trace looks there
+        return
+    if not bindings:
+        return
+    node.meta["unbacked_bindings"] = bindings
+    symbols = {keystr(path): symbol for symbol, path in bindings.items()}
+    for facts in known:
+        if (symbol := symbols.get(facts.path)) is not None:
+            env.constrain_symbol_range(symbol, facts.lower, int_oo if facts.upper is None else facts.upper)
+            if facts.size_like:
+                env.size_like.add(symbol)
 
 
 def shape_env_of(mode: FakeTensorMode) -> ShapeEnv | None:

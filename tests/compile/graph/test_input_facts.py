@@ -261,7 +261,8 @@ MODE: dict[str, tuple[str, str]] = {
 
 STATE: dict[str, tuple[str, str]] = {
     "settings": (SENT, "see SETTINGS"),
-    **dict.fromkeys(["backed_var_to_val", "var_to_val", "var_to_range"], (SENT, "symbols")),
+    **dict.fromkeys(["backed_var_to_val", "var_to_val", "var_to_range"], (SENT, "symbols, unbacked")),
+    "size_like": (SENT, "unbacked"),
     "var_to_hint_override": (SENT, "exact_sizes"),
     **dict.fromkeys(["guards", "axioms", "divisible", "dim_constraints"], (SENT, "relations")),
     **dict.fromkeys(
@@ -274,7 +275,6 @@ STATE: dict[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            "size_like",
             "unbacked_inputs",
             "unbacked_alloc_order",
             "oblivious_var_to_val",

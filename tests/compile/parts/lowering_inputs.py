@@ -182,7 +182,7 @@ ANNOTATIONS = {
     ),
     **dict.fromkeys(("example_value", "tensor_meta", "val"), (KEY, "follows from inputs and graph")),
     "tensor_dict": (KEY, "inputs: static_address"),
-    "unbacked_bindings": (KEY, "follows from the graph"),
+    "unbacked_bindings": (KEY, "follows from the graph; what is known of the sizes: unbacked"),
     "dynamo_compile_id": (NO_CODE, "a number"),
     "dynamo_flat_name_to_original_fqn": (NO_CODE, "names"),
     "custom": (REFUSED, "unless it is encode.EAGER, which is in the key"),

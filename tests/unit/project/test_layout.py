@@ -156,7 +156,6 @@ PRIVATE_ATTRIBUTES = {
     "_local_tensor",
     "_spec",
     "_schema",
-    "ignore_fresh_unbacked_symbols",
 }
 """Of instances of PyTorch's classes: no module's name stands before them."""
 

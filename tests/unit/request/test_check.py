@@ -298,6 +298,23 @@ def test_a_base_that_cannot_be_is_refused(bases: list[schema.Base], said: str) -
         check_request(request(inputs=inputs, bases=bases), LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ({"node": 2}, "not there"),
+        ({"node": -1}, "not there"),
+        ({"path": ".__class__"}, "no size is at"),
+        ({"path": "[0].size()[0].real"}, "no size is at"),
+        ({"lower": 3, "upper": 2}, "empty range"),
+    ],
+)
+def test_a_size_that_depends_on_data_and_cannot_be_is_refused(size: dict[str, Any], said: str) -> None:
+    known: dict[str, Any] = {"node": 0, "path": ".size()[0]", "lower": 0, "upper": None, "size_like": False}
+    check_request(request(unbacked=[schema.Unbacked(**known)]), LIMITS)
+    with pytest.raises(MalformedRequest, match=said):
+        check_request(request(unbacked=[schema.Unbacked(**(known | size))]), LIMITS)
+
+
 @pytest.mark.parametrize("text", ["s1", "s0.real", "__import__('os')", "s0 ** 99"])
 def test_a_bad_expression_is_named(text: str) -> None:
     for bad in (

@@ -102,6 +102,7 @@ def test_the_key_covers_every_field() -> None:
         *request.meshes,
         *request.libraries,
         *request.bases,
+        *request.unbacked,
         request.tuning_lock,
         entry,
         entry.problem,
@@ -189,6 +190,7 @@ def full_request() -> schema.GraphRequest:
         libraries=[schema.Library("transformers", "5.0.0", "0" * 64)],
         levels=["prims"],
         bases=[schema.Base(tensor=BASE, views=[0, 1])],
+        unbacked=[schema.Unbacked(node=1, path="[0]", lower=0, upper=9, size_like=True)],
     )
 
 

@@ -141,7 +141,17 @@ CHANGES: list[dict[str, Any]] = [
 
 def test_a_request_without_kernels_has_the_bytes_it_had_before_there_were_any() -> None:
     names = decoding.from_msgpack(codec.encode_request(codec.unpack_request(codec.pack_request(PLAIN))))
-    later = ("kernels", "eager", "tuning_lock", "meshes", "exact_sizes", "libraries", "bases")
+    later = (
+        "kernels",
+        "eager",
+        "tuning_lock",
+        "meshes",
+        "exact_sizes",
+        "libraries",
+        "bases",
+        "levels",
+        "unbacked",
+    )
     assert list(names) == [field for field in schema.GraphRequest.__struct_fields__ if field not in later]
     held = msgspec.structs.replace(PLAIN, kernels=[kernel()])
     assert codec.unpack_request(codec.pack_request(held)) == held
