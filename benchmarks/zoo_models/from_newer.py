@@ -58,12 +58,10 @@ _CAUSAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     },
     "modernbert-decoder": ({}, {}),
     "vaultgemma": ({}, {}),
-    **{
-        name: (_EXPERTS, {})
-        for name in ("glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe", "llama4_text", "phimoe")
-    },
+    **{name: (_EXPERTS, {}) for name in ("glm4_moe", "ernie4_5_moe", "llama4_text", "phimoe")},
     **{name: (_EXPERTS, {}) for name in ("flex_olmo", "minimax_m2")},
     "dots1": (_EXPERTS, {"n_shared_experts": 1, "n_routed_experts": 4}),
+    "hunyuan_v1_moe": ({**_EXPERTS, "head_dim": 16}, {"head_dim": 128}),
     "deepseek_v2": (_EXPERTS, {}),
     "minicpm3": ({}, {}),
     "qwen3_next": (_EXPERTS, {}),

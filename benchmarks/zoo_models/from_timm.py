@@ -43,7 +43,6 @@ _TOLERANCES = {
     "mobilenetv3_large_100": 4e-2,
 }
 _SMALL: dict[str, dict[str, Any]] = {
-    "jx_nest_base": {"img_size": 56},
     "swin_base_patch4_window7_224": {"img_size": 56},
     "crossvit_9_240": {"img_size": 240},
 }
