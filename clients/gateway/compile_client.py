@@ -283,7 +283,9 @@ class GatewayClient(HttpApi):
         except errors.NotFound:
             if cache_only:
                 raise errors.NotCached(f"{key[:12]} is not compiled yet") from None
-            raise errors.GatewayUnreachable(f"{self._settings.url} has no {route}") from None
+            raise errors.GatewayUnreachable(
+                f"{self._settings.url} is no torchrelay gateway, or has no {route}"
+            ) from None
         theirs = answer.headers.get("x-torchrelay-key", key)
         if theirs != key:
             raise errors.SchemaMismatch(f"the gateway computed key {theirs[:12]}, this client {key[:12]}")

@@ -17,6 +17,7 @@ from typing import Literal
 import structlog
 from msgspec import Struct
 
+from ...compiler.api import lowered
 from ...compiler.artifact import container
 from ...compiler.artifact.container import ArtifactFile
 from ...compiler.artifact.manifest import Manifest
@@ -115,7 +116,7 @@ async def make_offer(key: str, data: ArtifactFile, components: dict[str, str]) -
         searched=manifest.searched,
         recalled=manifest.recalled,
         unverified=manifest.verification.status == "skipped"
-        and any(member.name == container.BUNDLE for member in manifest.members),
+        and all(member.name != lowered.MEMBER for member in manifest.members),
     )
 
 
