@@ -47,7 +47,7 @@ def manifests(machine: Path) -> list[artifact_manifest.Manifest]:
     return found
 
 
-MODELS = [("gpt2", "transformers"), ("gpt2-12x768", "transformers"), ("resnet50", "timm")]
+MODELS = [("bert", "transformers"), ("gpt2-12x768", "transformers"), ("resnet50", "timm")]
 
 
 @pytest.mark.parametrize(("model", "library"), MODELS)

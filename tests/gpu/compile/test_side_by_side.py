@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import stamping_engine
 import torch
 from pool_parts import RAY_TOKEN
 from torchrelay.compiler.artifact import container
@@ -75,7 +78,11 @@ def spans(stages: Stages, names: tuple[str, ...]) -> list[tuple[float, float]]:
     return [(begun, ended) for (name, begun), (_, ended) in itertools.pairwise(stages) if name in names]
 
 
-def test_graphs_of_one_gpu_are_lowered_side_by_side_and_verified_in_turn() -> None:
+def test_graphs_of_one_gpu_are_lowered_side_by_side_and_verified_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = str(Path(stamping_engine.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([parts, os.environ.get("PYTHONPATH", "")]))
     if torch.cuda.device_count() > 1:
         pytest.skip("slots are shared by all GPUs; this is about one")
     done = asyncio.run(compiled_at_once([requested(64 * (number + 2)) for number in range(GRAPHS)]))
