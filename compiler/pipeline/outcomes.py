@@ -38,12 +38,16 @@ class Chaotic(Exception):
 class Precision(NamedTuple):
     """What the lowest precision in a graph means for a comparison of two runs of it."""
 
-    tolerance: float
+    sure: float
     """The largest difference relative to a tensor's largest magnitude that needs no further look."""
+    tolerance: float
+    """The largest one where there is no float64 to compare with."""
     step: float
     """By how much of themselves the inputs change to see what rounding does to a value."""
     noise_multiple: float
     """A value may differ by this many times what eager's value changes by when its inputs change by `step`."""
+    known_multiple: float
+    """The same where float64 is known, and compiled code is further from it than it should be."""
     exact_multiple: float
     """Compiled code may be this many times as far from float64 as eager is, because it adds in another order."""
 
@@ -77,8 +81,13 @@ def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
         # The gradients of the outputs are random: equal ones would vanish in any normalization.
         # They are drawn on the device: a CPU takes seconds for a language model's logits.
         draws = {o.device: torch.Generator(o.device).manual_seed(1) for o in differentiable}
+        loss = _loss_gradient(differentiable)
         seeds = [
-            torch.randn(o.shape, generator=draws[o.device], device=o.device).to(o)
+            (
+                torch.randn(o.shape, generator=draws[o.device], device=o.device)
+                if o.dim()
+                else o.new_tensor(loss)
+            ).to(o)
             if type(o) in (torch.Tensor, torch.nn.Parameter)
             else torch.ones_like(o)  # a DTensor, say
             for o in differentiable
@@ -88,6 +97,14 @@ def outcome_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Outcome:
         gradients = [_by_memory(each, place) for each, place in zip(found, places, strict=True)]
     mutated = [value.detach() for value in inputs if isinstance(value, torch.Tensor)]
     return Outcome([_detached(o) for o in outputs], mutated, gradients)
+
+
+def _loss_gradient(outputs: Sequence[torch.Tensor]) -> float:
+    """The gradient of an output that is a number: a loss, which is a mean. Its part in other gradients would be nothing
+    beside that of other outputs, such as logits, if it were 1."""
+    elements = sum(output.numel() for output in outputs)
+    half = any(not output.dim() and output.dtype.itemsize < 4 for output in outputs)
+    return 1e3 if half else 32.0 * math.sqrt(max(elements, 10_000))
 
 
 @contextlib.contextmanager
@@ -244,21 +261,24 @@ def judge(
     is too large to be rounding, Chaotic if rounding may do anything to it."""
     share = rounded_share(precision.tolerance) if reference.rounded else 0.0
     relative, absolute = difference(name, want, have, floor, share)
-    if relative <= precision.tolerance:
+    if relative <= precision.sure:
         return absolute
     if is_without_rounding(want):
         _judge_integers(name, want, have, reference, share)
         return 0.0
+    exact = reference.exact()
+    if relative <= precision.tolerance and exact is None:
+        return absolute
     limit = precision.tolerance * max(_magnitude(want), 100.0 * floor)
     residue = 20.0 * precision.tolerance * residue_floor
-    if _is_rounding(name, want, have, reference.exact(), residue, limit, precision.exact_multiple):
+    if _is_rounding(name, want, have, exact, residue, limit, precision.exact_multiple):
         return absolute
     noise = reference.noise()
     if noise > limit:
         raise Chaotic(
             f"{name} changes by {noise:.3g} when the inputs change by {precision.step:.2g} of themselves"
         )
-    if absolute <= precision.noise_multiple * noise:
+    if absolute <= noise * (precision.noise_multiple if exact is None else precision.known_multiple):
         return absolute
     raise VerifyFailed(
         f"{name} differs from eager by {relative:.3g} of its magnitude, tolerance {precision.tolerance:g}"
@@ -361,10 +381,11 @@ def precision_of(gm: torch.fx.GraphModule, dtypes: Iterable[torch.dtype]) -> Pre
         if node.op == "call_method" and node.target in ("half", "bfloat16"):
             found.add(torch.float16 if node.target == "half" else torch.bfloat16)
     lowest = max(found & TOLERANCE.keys(), key=TOLERANCE.__getitem__, default=torch.float32)
+    tolerance = TOLERANCE[lowest]
     eps = torch.finfo(lowest if not lowest.is_complex else lowest.to_real()).eps
     if lowest in (torch.float16, torch.bfloat16):
-        return Precision(TOLERANCE[lowest], eps / 4.0, noise_multiple=10.0, exact_multiple=5.0)
-    return Precision(TOLERANCE[lowest], 4.0 * eps, noise_multiple=20.0, exact_multiple=10.0)
+        return Precision(tolerance / 4, tolerance, eps / 4, 10.0, known_multiple=3.0, exact_multiple=3.0)
+    return Precision(tolerance, tolerance, 4 * eps, 20.0, known_multiple=20.0, exact_multiple=10.0)
 
 
 def dtypes_of(values: Iterable[Any]) -> set[torch.dtype]:

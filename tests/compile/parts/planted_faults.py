@@ -225,6 +225,16 @@ def _shorter(graph: torch.fx.Graph) -> bool:
     return True
 
 
+def _other_label(graph: torch.fx.Graph) -> bool:
+    node = first(graph, "scatter")
+    if node is None:
+        return False
+    value, dim, index, *rest = node.args
+    with graph.inserting_before(node):
+        node.args = (value, dim, graph.call_function(torch.roll, (index, 1)), *rest)
+    return True
+
+
 LAYER_FORWARD: dict[str, Change] = {
     "strides of another layout": _relaid,
     "dropped bias": _without_bias,
@@ -242,17 +252,17 @@ LAYER_FORWARD: dict[str, Change] = {
     "large epsilon": argument("native_layer_norm", 4, lambda eps: 0.5),
     "another activation": replace("gelu", aten.silu.default),
     "index off by one": after("embedding", lambda x: x.roll(1, dims=1)),
-    "slice off by one": argument("slice", 2, lambda start: 31, where=lambda n: bool(n.args[2] == 32)),
+    "slice off by one": after("slice", lambda x: x.roll(1, -1), at=3),
     "last column unwritten": after("mm addmm", lambda x: _changed(x, (slice(None), -1), torch.zeros_like)),
     "a tile of zeros": after("mm addmm", lambda x: _changed(x, (slice(64), slice(64)), torch.zeros_like)),
-    "one row of another row": after("bmm", lambda x: _changed(x, (slice(None), 17), lambda row: row + 1)),
+    "one row of another row": after("bmm", lambda x: _changed(x, (slice(None), 17), lambda row: row * 3)),
     "shorter sum in a product": _shorter,
     "one head for another": after("bmm", lambda x: x.flip(0)),
-    "wrong label": after("gather", lambda x: x.roll(1, 0)),
     "sixteen levels": after("bmm", lambda x: (x * 2).round() / 2, at=1),
     "stale result": after("mm addmm", lambda x: torch.cat((x[:1], x[:-1])), at=1),
 }
 LAYER_BACKWARD: dict[str, Change] = {
+    "gradient of another label": _other_label,
     "lost gradient of a residual": drop("add", where=_is_residual),
     "transposed weight": _relaid,
     "sum over part of a batch": after("sum", lambda x: x * 0.9),
