@@ -42,7 +42,6 @@ from .artifacts.ranks.job_source import JobSource
 from .artifacts.source import ArtifactRequest, LoadedArtifact, LocalSource
 from .patch_compile import replace_inductor, restore_inductor
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
-from .reports.wait_line import WaitLines
 from .settings import (
     ClientSettings,
     LauncherInfo,
@@ -232,8 +231,8 @@ class RelayBackend:
     ) -> None:
         self.settings = settings
         self.report = report
-        waits = WaitLines(silent=launch is not None and launch.rank != 0)
-        self.source = JobSource(LocalSource(settings, report, prefetch, waits), launch)
+        shows_waits = launch is None or launch.rank == 0
+        self.source = JobSource(LocalSource(settings, report, prefetch, shows_waits=shows_waits), launch)
         self._lock = None
         if settings.tuning_lock is not None:
             from .jobfiles.tuning_lock import LockedTunings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,18 +80,23 @@ class LocalSource:
         settings: ClientSettings,
         report: RunReport,
         prefetch: Prefetch | None,
-        waits: WaitLines | None = None,
+        *,
+        shows_waits: bool = True,
     ) -> None:
-        """waits: what the program waits for is shown there; None: in lines of its own."""
+        """shows_waits: a line says what the program waits for."""
         from ..gateway.compile_client import GatewayClient
 
         self.settings = settings
         self.report = report
         self.gateway = GatewayClient(settings)
         self._prefetch = prefetch
-        self._waits = waits or WaitLines()
+        self._shows_waits = shows_waits
         self.disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
         self.verifier = Verifier(settings, report, self.gateway)
+
+    @functools.cached_property
+    def _waits(self) -> WaitLines:
+        return WaitLines(silent=not self._shows_waits)
 
     def obtain(self, wanted: ArtifactRequest) -> LoadedArtifact:
         found = self.at_hand(wanted, lambda fetched: self.loaded(fetched, wanted))

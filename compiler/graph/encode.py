@@ -157,7 +157,7 @@ class _Encoder:
                 raise _refused(node, f"{type(error).__name__}: {error}") from error
             if node.meta.get("custom") == EAGER:
                 self.eager.append([*path, len(position)])
-            if not path:
+            if not path and "unbacked_bindings" in node.meta:
                 self._note_unbacked(node, len(position))
             position[node] = len(position)
         return schema.Graph(nodes=nodes, subgraphs=subgraphs)
