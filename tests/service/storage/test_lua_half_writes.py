@@ -112,6 +112,8 @@ def leased(script: str, *args: Argument, stored: Sequence[tuple[Argument, ...]] 
     return Call(script, KEYS.compile_keys(KEY), [KEY, "me:1", *args], [*LEASED, kills, *stored])
 
 
+SNAPSHOT_KEYS = [KEYS.events(KEY), KEYS.lease(KEY), KEYS.index(KEY), KEYS.pending, KEYS.pending_priorities]
+
 COMPILES = [
     acquire("queue", *QUOTA),
     acquire("queue", *QUOTA, body=""),
@@ -147,7 +149,7 @@ COMPILES = [
     leased("fail", HOUR, KEYS.wake, "{}", "detail", 1000, 0),
     leased("release", KEYS.wake, HOUR, "compiles", 0),
     leased("release", KEYS.wake, HOUR, "compiles", 1, stored=[OF_JOB]),
-    Call("snapshot", [KEYS.events(KEY), KEYS.lease(KEY), KEYS.index(KEY), KEYS.pending], ["0-0"], LEASED),
+    Call("snapshot", SNAPSHOT_KEYS, ["0-0"], LEASED),
 ]
 
 
