@@ -64,8 +64,8 @@ class FloatWatch:
         self._origins: dict[int, _Origin] = {}
         """By a memory's address."""
         for position, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and _address(value):
-                self._origins.setdefault(_address(value), _Origin(value, (position,)))
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and address_of(value):
+                self._origins.setdefault(address_of(value), _Origin(value, (position,)))
 
     def before(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Look at an operator that is about to run. Returns whether the graph must run again, with a mask."""
@@ -89,7 +89,7 @@ class FloatWatch:
         is_same = known and (packet in _COPIES or getattr(operator, "is_view", False))
         is_shifted = known and packet in _SHIFTS and len(given) == 1
         for result in tensors_in(results):
-            address = _address(result)
+            address = address_of(result)
             if not (is_same or is_shifted):
                 self._origins.pop(address, None)  # it may have been written over
             elif is_shifted or address not in self._origins:
@@ -105,7 +105,7 @@ class FloatWatch:
                 yield position, FloatDraw("normal", 2 / math.sqrt(max(4, value.shape[-1])))
 
     def _origin(self, value: Any) -> _Origin | None:
-        return self._origins.get(_address(value)) if isinstance(value, torch.Tensor) else None
+        return self._origins.get(address_of(value)) if isinstance(value, torch.Tensor) else None
 
     def _fit(self, left: Any, right: Any, contracted: int) -> None:
         """Scale one operand of a product over so many elements."""
@@ -120,11 +120,11 @@ class FloatWatch:
             if not all(math.isfinite(size) and size > 1e-9 for size in sizes):
                 continue
             factor = self._deviation / (math.prod(sizes) * math.sqrt(contracted))
-            shares = {_address(self._inputs[p]) for p in positions}
+            shares = {address_of(self._inputs[p]) for p in positions}
             for position in positions:
                 if position not in self._decided:
                     self._scale(position, factor)
-            if _address(weight) not in shares:
+            if address_of(weight) not in shares:
                 memory_of(weight).mul_(factor)
 
     def _whole(self, value: Any) -> tuple[int, ...]:
@@ -175,7 +175,8 @@ def generator(value: torch.Tensor, position: int) -> torch.Generator:
     return torch.Generator(value.device).manual_seed(1000 + position)
 
 
-def _address(value: torch.Tensor) -> int:
+def address_of(value: torch.Tensor) -> int:
+    """The memory's address; 0 for all tensors that may have none of their own, such as DTensors."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return 0
     return value.untyped_storage().data_ptr()

@@ -26,7 +26,7 @@ from ..torch_internals.dynamo.operators import (
     watching_calls,
 )
 from .block_masks import block_mask_of, is_flex_attention
-from .float_inputs import FloatDraw, FloatWatch
+from .float_inputs import FloatDraw, FloatWatch, address_of
 
 Range = tuple[int, int]
 """The least integer, and the one after the largest."""
@@ -156,7 +156,7 @@ class _Watch:
     def _is_rounded(self, value: torch.Tensor) -> bool:
         if _has_rounding(value):
             return True
-        known = self._known.get(_address(value))
+        known = self._known.get(address_of(value))
         return known is not None and known[2]
 
     def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -218,12 +218,12 @@ class _Watch:
         raise _RangeChanged
 
     def _note(self, value: torch.Tensor, sources: frozenset[int], rounded: bool) -> None:
-        _, before, was_rounded = self._known.get(_address(value), (value, frozenset(), False))
-        self._known[_address(value)] = value, sources | before, rounded or was_rounded
+        _, before, was_rounded = self._known.get(address_of(value), (value, frozenset(), False))
+        self._known[address_of(value)] = value, sources | before, rounded or was_rounded
 
     def _sources(self, value: torch.Tensor) -> frozenset[int]:
         """The inputs that its integers were computed from."""
-        known = self._known.get(_address(value)) if is_integer(value) else None
+        known = self._known.get(address_of(value)) if is_integer(value) else None
         return frozenset() if known is None else known[1]
 
     def _check(self, index: torch.Tensor, size: int, allowed: int = 0) -> None:
@@ -248,13 +248,6 @@ def _is_same(value: Any, tensor: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
         return False
     return value.data_ptr() == tensor.data_ptr() and value.stride() == tensor.stride()
-
-
-def _address(value: torch.Tensor) -> int:
-    """The memory's address; 0 for all tensors that may have none of their own, such as DTensors."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return 0
-    return value.untyped_storage().data_ptr()
 
 
 def _has_rounding(value: torch.Tensor) -> bool:

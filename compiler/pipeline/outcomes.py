@@ -211,20 +211,11 @@ class Comparison(Struct):
     values: int = 0
     chaotic: list[str] = []
 
-    def judge(
-        self,
-        name: str,
-        want: Any,
-        have: Any,
-        reference: AtenReference,
-        floor: float,
-        precision: Precision,
-        residue_floor: float,
-    ) -> None:
-        """Judge a value as the function `judge` does, and keep what it says. Raises VerifyFailed."""
+    def add(self, name: str, judged: Callable[[], float]) -> None:
+        """Take what `judge` says of a value. Raises VerifyFailed."""
         self.values += not name.startswith("input")
         try:
-            self.worst = max(self.worst, judge(name, want, have, reference, floor, precision, residue_floor))
+            self.worst = max(self.worst, judged())
         except Chaotic as error:
             self.chaotic = [*self.chaotic, str(error)]
 
@@ -244,7 +235,8 @@ def compare(
     for name, want, have in _pairs(expected, actual):
         floor = gradient_floor if name.startswith("gradient") else 1e-3
         reference = rounding.of(name, name not in without_rounding)
-        comparison.judge(name, want, have, reference, floor, precision, gradient_floor)
+        judged = functools.partial(judge, name, want, have, reference, floor, precision, gradient_floor)
+        comparison.add(name, judged)
     return comparison
 
 

@@ -194,7 +194,8 @@ def _replayed(
 
     def compare(name: str, want: Any, have: Any, scale: float, reference: outcomes.AtenReference) -> None:
         floor = max(1e-3, 1e-3 * scale)
-        comparison.judge(name, want, have, reference, floor, precision, floor)
+        judged = functools.partial(outcomes.judge, name, want, have, reference, floor, precision, floor)
+        comparison.add(name, judged)
 
     with compile_fx.intercepting_calls(halves, random_replay.Replay(compare, precision)):
         _run(request, compiled, symbols, facts)
