@@ -14,7 +14,7 @@ SHARE ?= 0/1
 # Which versions, PyTorch's and maybe Python's: make test-versions VERSIONS="2.15 2.11@python3.12"
 VERSIONS ?=
 
-.PHONY: demo test test-all test-slow test-versions test-gpu check flow bench clean
+.PHONY: demo test test-all test-slow test-aarch64 test-versions test-gpu check flow bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +66,16 @@ $(VENV)/.helm: $(VENV)/.ready
 $(VENV)/.timm: $(VENV)/.ready
 	@if $(BIN)/python -m pip install -q --no-deps timm==1.0.31; then touch $@; fi
 
+# ExecuTorch for the tests of .pte exports: what of it these need beside [dev]. Without it they skip.
+$(VENV)/.executorch: $(VENV)/.ready
+	@if $(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/executorch \
+	  executorch==1.5.1 torchao==0.18.0 flatbuffers==25.12.19 tabulate==0.10.0; then touch $@; fi
+
+# A machine with another kind of processor, under qemu-user: 0.6 GB from PyPI and Debian, 1.7 GB unpacked.
+$(VENV)/.aarch64: $(VENV)/.ready
+	rm -rf $(VENV)/targets/aarch64
+	$(BIN)/python .ci/aarch64.py && touch $@
+
 demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
@@ -80,8 +90,11 @@ test: $(VENV)/.ready  ## under five minutes: each part of the system once, and a
 test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm $(VENV)/.seaweedfs  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
-test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx $(VENV)/.timm  ## what takes over 20 s each: faults at length, whose processes fill a processor each
+test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx $(VENV)/.timm $(VENV)/.executorch  ## what takes over 20 s each: faults at length, whose processes fill a processor each
 	$(PYTEST) -n 2 -m slow --share $(SHARE)
+
+test-aarch64: $(VENV)/.ready $(VENV)/.aarch64  ## a client on aarch64, under qemu-user, whose code a worker here compiles
+	$(BIN)/python -m pytest tests/e2e/own_service/test_targets.py -m slow
 
 test-versions: $(VENV)/.ready  ## the short tests with each supported PyTorch, in environments of their own: one table
 	$(BIN)/python .ci/versions.py $(VERSIONS)

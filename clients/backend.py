@@ -25,6 +25,7 @@ import torch
 
 from ..compiler.errors import (
     ClientError,
+    DataDependent,
     GatewayUnreachable,
     LocalCompileFailed,
     RelayError,
@@ -131,6 +132,7 @@ def _is_meant_for_the_caller(error: Exception) -> bool:
         isinstance(error, FallbackWarning)  # the user's filter makes it an error
         or backend_interface.is_user_error(error)
         or backend_interface.symbols_to_specialize(error) is not None
+        or backend_interface.breaks_graph_at_data(error)
     )
 
 
@@ -270,7 +272,9 @@ class RelayBackend:
         with self.report.timed("encode"):
             trace, options = config.split_trace_options(options)
             sent_mode, sent_options = portable_mode(mode, options)
-            captured = capture(gm, example_inputs, mode=sent_mode, options=sent_options)
+            captured = capture(
+                gm, example_inputs, mode=sent_mode, options=sent_options, target=self.settings.target
+            )
             if self._lock is not None:
                 pinned = self._lock.pin(captured.request)
                 captured = msgspec.structs.replace(captured, request=pinned)
@@ -286,6 +290,8 @@ class RelayBackend:
                 or Unsupported(f"the service asks in vain for constants: {error.message}")
             ) from None
         except RelayError as error:
+            if isinstance(error, DataDependent) and (broken := backend_interface.graph_break_at_data()):
+                raise broken from None
             error.key = key
             raise
         if isinstance(artifact, PendingArtifact):
@@ -299,7 +305,7 @@ class RelayBackend:
             from .artifacts.lowered import write_trace
 
             write_trace(self.source.local, captured, trace)
-        if self.settings.programs != "off" and captured.is_plain and artifact.key == key:
+        if self.settings.keeps_programs and captured.is_plain and artifact.key == key:
             from ..compiler.torch_internals.dynamo.programs import recording
 
             digest = artifact.digest if captured.symints else ""
@@ -498,7 +504,10 @@ def _begin() -> None:
     if settings.trace is not None:
         process_report().begin_trace()
     start_early(settings)
-    if settings.programs != "off" and settings.state_dir is not None:
+    if settings.mode != "off":
+        with contextlib.suppress(Exception):  # the first graph reports what cannot be imported
+            load.preload()  # before torch.compile imports the same with all that only a compile uses
+    if settings.keeps_programs and settings.state_dir is not None:
         _start_programs(settings, settings.state_dir)
 
 
@@ -510,10 +519,9 @@ def _start_programs(settings: ClientSettings, state_dir: Path) -> None:
         from .artifacts.programs.store import ProgramStore
 
         check_platform()
-        load.preload()
         compatibility.check("programs")
         store = ProgramStore(settings.cache_dir, state_dir)
-        shares = settings.programs == "team" and settings.mode != "off"
+        shares = settings.programs == "team"
         programs = ProcessPrograms(
             torchrelay,
             store,

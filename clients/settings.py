@@ -84,14 +84,16 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Fetch in the background the artifacts that this script used last time."""
     background: bool = False
     """A graph that is still to be compiled runs eagerly meanwhile; the option "torchrelay.background" comes first."""
-    programs: ProgramsFrom = "off"
+    programs: ProgramsFrom = "own"
     """Start functions without tracing that an earlier process has traced. own: of this user on this machine. team: also
-    of others with the service's signature; what this process traces is sent, if its token may."""
+    of others with the service's signature; what this process traces is sent, if its token may. off: trace."""
     check: int = 0
     """Compare the first call of one graph in so many with eager, on the user's inputs; 1: of each graph, and programs
     with a trace in each start; 0: of none."""
     programs_check: int = 50
     """One start in so many is traced, and its programs are compared with what it has traced; 0: none, 1: each."""
+    target: str = ""
+    """The CPU target of graphs on the CPU, by its name on the workers; '': this machine's own."""
     cache_dir: Path
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
@@ -114,6 +116,13 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Where to write a Chrome trace of the process's start at exit; `{pid}` becomes the process id."""
     state_dir: Path | None = None
     """Folder for the last run's record, which `torchrelay explain` reads; None: no record."""
+
+    @property
+    def keeps_programs(self) -> bool:
+        """Whether functions start without tracing. Records are for this machine's own targets, lead to artifacts of
+        the service, and lie in the cache folder."""
+        kept = self.disk_cache_bytes > 0 or self.programs == "team"
+        return self.programs != "off" and self.mode != "off" and not self.target and kept
 
     @property
     def loopback(self) -> bool:
@@ -368,6 +377,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "programs": _programs,
     "check": _one_in,
     "programs_check": _one_in,
+    "target": _profile,
     "cache_dir": _path,
     "tuning_lock": _path,
     "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),

@@ -25,6 +25,7 @@ RelayError
     OverQuota               over_quota           429  the namespace compiles or has spent as much as it may
     CompileFailed           compile_failed       422  the compiler itself refused the graph
       SpecializeInputs      specialize_inputs    422  Python numbers among the inputs must become constants
+      DataDependent         data_dependent       422  values that only a run knows decide what the graph does
       TuningUnknown         tuning_unknown       422  a strict tuning lock has no winner for a problem of the graph
     CompileTimeout          compile_timeout      504
     CompileKilled           compile_killed       500  the child died: out of memory, crashed or killed
@@ -220,6 +221,13 @@ class SpecializeInputs(CompileFailed):
     @property
     def positions(self) -> list[int]:
         return [int(text) for text in re.findall(r"\d+", self.message)]
+
+
+class DataDependent(CompileFailed):
+    """Python code that the compiler runs (an operator's backward, say) asks for a value of a tensor."""
+
+    code = "data_dependent"
+    hint = "torch.compile breaks the graph there and asks for its parts, as with Inductor"
 
 
 class TuningUnknown(CompileFailed):

@@ -79,7 +79,8 @@ class ForkServerReady(_Message, frozen=True, tag="ready"):
 
     isolation: the layers that isolate its jobs, as /v1/workers names them. missing: a tool that jobs need and do not
     find there. device: the GPU of the node that it sees; '' for a CPU. processors: how many it may use; 0: unknown.
-    protocol, revision: of the node's release (protocols.WORKERS, schema.REVISION).
+    protocol, revision: of the node's release (protocols.WORKERS, schema.REVISION). others: CPU targets that it builds
+    for beside its own.
     """
 
     pid: int
@@ -92,6 +93,7 @@ class ForkServerReady(_Message, frozen=True, tag="ready"):
     processors: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     protocol: Annotated[int, Meta(ge=1, le=999_999)] = 1
     revision: Name = ""
+    others: Annotated[list[schema.OtherTarget], Meta(max_length=64)] = []
 
     def check(self, worker: str) -> None:
         """Raises ProtocolMismatch unless this release's dispatcher can use the worker."""

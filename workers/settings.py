@@ -46,6 +46,10 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     request: codec.Limits = codec.Limits()
 
 
+EqualLayers = Literal["off", "cpu", "all"]
+"""For which targets equal layers are lowered once (compiler/pipeline/equal_layers.py)."""
+
+
 class EarlyServer(Struct, frozen=True):
     """A fork server that was started before its slot's actor, on the same machine (fork_server/prestart.py)."""
 
@@ -71,6 +75,7 @@ class SlotSettings(Struct, frozen=True, kw_only=True):
     kernels_dir: str | None = None
     """Where built C++ libraries are stored for later jobs (compiler/kernel_store/libraries.py); None: nowhere."""
     kernels_bytes: int = libraries.DEFAULT_LIMIT
+    equal_layers: EqualLayers = "cpu"
     shared_dir: str | None = None
     """Where the server stores what its own code makes for all jobs (precompiled headers); None: below the
     machine's temporary directory, in a folder that all slots of this user share."""
@@ -122,6 +127,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     request_limits: codec.Limits = codec.Limits()
     kernels_dir: str | None = None
     kernels_bytes: int = libraries.DEFAULT_LIMIT
+    equal_layers: EqualLayers = "cpu"
     isolation: IsolationSetting = "auto"
     object_store_bytes: int = 256 << 20
     autoscale_idle_seconds: float = 0.0

@@ -19,13 +19,13 @@ COLUMNS = (
 INTRODUCTION = """# The zoo
 
 Written by `benchmarks/zoo.py --page`; the data are in [benchmarks/recorded/zoo](../benchmarks/recorded/zoo).
-[What is measured](benchmarks.md) tells how. Columns: *without tracing*, functions that started from programs, of all,
-on the CPU at a small size; *graphs*, how many Dynamo made, and how many of them the service
-compiled (*remote*); *accuracy* by PyTorch's rule; a training step (forward and backward) in milliseconds eager, and how
-many times faster it is compiled by *Inductor* and by *torchrelay*; seconds of the first step *cold* through the service
-and by *Inductor cold*, as a *hit* on a new machine without a compiler, on a new machine from *Mega-Cache*, and from
-*programs*; megabytes of artifacts. Cold compiles ran several at once, on a machine that did other work too: their
-seconds say little. A dash: not measured yet.
+[What is measured](benchmarks.md) tells how. Columns: *without tracing*, functions that started from programs, of all
+that Dynamo made code of (variants too), on the CPU at a small size; *graphs*, how many Dynamo made, and how many of
+them the service compiled (*remote*); *accuracy* by PyTorch's rule; a training step (forward and backward) in
+milliseconds eager, and how many times faster it is compiled by *Inductor* and by *torchrelay*; seconds of the first
+step *cold* through the service and by *Inductor cold*, as a *hit* on a new machine without a compiler, on a new machine
+from *Mega-Cache*, and from *programs*; megabytes of artifacts. Cold compiles ran several at once, on a machine that did
+other work too: their seconds say little. A dash: not measured yet.
 """
 
 
@@ -125,6 +125,14 @@ def place(name: str) -> tuple[int, str]:
     return (SUITES.index(suite), model.lower())
 
 
+def functions(rows: Sequence[Row]) -> str:
+    """How many functions of these models started from programs, to go on a line."""
+    started, whole = (
+        sum(row.value("programs", "all", name) or 0 for row in rows) for name in ("started", "functions")
+    )
+    return f"; of their functions {share(started, whole)}" if whole else ""
+
+
 def totals(rows: Sequence[Row]) -> list[str]:
     """Lines that sum up: of how many models all graphs are remote, results right, and steps faster."""
     built = [row for row in rows if row.is_built]
@@ -135,7 +143,7 @@ def totals(rows: Sequence[Row]) -> list[str]:
     lines = [
         f"{len(rows)} models have a row, {len(built)} of them were built.",
         f"All graphs remote: {share(sum(row.is_remote for row in filled), len(filled))}.",
-        f"Start without tracing, and the same: {share(free, len(begun))}.",
+        f"Start without tracing, and the same: {share(free, len(begun))}{functions(begun)}.",
         f"Right by PyTorch's rule: {share(sum(row.accuracy == 'pass' for row in judged), len(judged))}.",
     ]
     for way in ("inductor", "torchrelay"):

@@ -90,7 +90,10 @@ class DiskCache:
                 if self._programs.exists():
                     folders.append(stack.enter_context(own_folder(self._programs)))
                 if stack.enter_context(locked(folders[0] / ".lock", wait=False)):
-                    files = [folders[0].glob("[0-9a-f][0-9a-f]/*"), *(each.glob("*") for each in folders[1:])]
+                    files = [
+                        folders[0].glob("[0-9a-f][0-9a-f]/*"),
+                        *(each.rglob("*") for each in folders[1:]),
+                    ]
                     trim(chain(*files), self._limit, down_to=0.9)
         except OSError as error:
             self._complain(error)

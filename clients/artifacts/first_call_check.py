@@ -21,8 +21,8 @@ import torch
 from msgspec import Struct
 
 from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
-from ...compiler.pipeline import block_masks, outcomes
-from ...compiler.pipeline.outcomes import Outcome
+from ...compiler.pipeline.verification import block_masks, outcomes
+from ...compiler.pipeline.verification.outcomes import Outcome
 from ...compiler.torch_internals.dynamo import tracing
 from ...compiler.torch_internals.dynamo.operators import in_float64, watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id

@@ -136,7 +136,7 @@ class Prefetch:
         from ...compiler.artifact import container, signing  # noqa: F401 (what the rest of the thread needs)
         from ..gateway import compile_client
 
-        if self._settings.programs != "off" and "torch" in sys.modules:
+        if self._settings.keeps_programs and "torch" in sys.modules:
             importlib.import_module("torch")  # waits for its end, while no module of ours is half imported
             importlib.import_module(_STARTS, __package__)
         return compile_client.GatewayClient(self._settings)

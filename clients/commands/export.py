@@ -75,10 +75,11 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print export.json, for programs.")] = False,
     namespace: Namespace = "",
 ) -> None:
-    """Export a trained model as AOTInductor packages (.pt2), TorchScript, or both, compiled on the service's workers.
+    """Export a trained model as AOTInductor packages (.pt2), TorchScript, both, or an ExecuTorch program (.pte).
 
-    The working directory goes along, as for `torchrelay train`. Every file is compared with eager on several inputs, at
-    the least and the largest sizes, before it is written; export.json has the differences.
+    The service's workers compile it. The working directory goes along, as for `torchrelay train`. Every file is
+    compared with eager on several inputs, at the least and the largest sizes, before it is written; export.json has the
+    differences.
     """
     options = _options(
         function=function,

@@ -1,7 +1,7 @@
 """Compares an exported model with eager on the same inputs.
 
 Inputs are the example's and random ones like it, at the example's sizes and, where sizes vary, at the least, the
-largest and some between. Differences are measured as for a compile (compiler/pipeline/verify.py).
+largest and some between. Differences are measured as for a compile (compiler/pipeline/verification/verify.py).
 """
 
 from __future__ import annotations

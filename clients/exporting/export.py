@@ -1,4 +1,5 @@
-"""Exports a trained model to files that run without Python (AOTInductor, TorchScript), each checked against eager.
+"""Exports a trained model to files that run without Python (AOTInductor, TorchScript, ExecuTorch), each checked
+against eager.
 
 It runs on a worker (rank_main.py) or in the user's process (`torchrelay export --local`). The files `export.json`
 (options.ExportManifest) and `example.pt` are written too: {"inputs": [...], "outputs": [...]} of eager, as
@@ -28,8 +29,10 @@ from msgspec import Struct
 
 from ...compiler.errors import ExportFailed
 from ...compiler.graph.toolchain import local_target
+from ...compiler.request import schema
 from ...compiler.torch_internals import cpp
 from ...compiler.torch_internals.inductor import aot_inductor
+from . import executorch_program
 from .checks import ProgramShapes, checked, leaves, shapes_of, tensors_of
 from .options import (
     EXAMPLE_FILE,
@@ -57,6 +60,8 @@ class _Model(Struct, frozen=True):
 
 def export(options: ExportOptions, folder: Path, *, say: Say) -> ExportManifest:
     """Write all files into the existing `folder`, or none. Raises ExportFailed or errors of the submitter."""
+    if options.format == "pte":
+        executorch_program.require_executorch()
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as draft:
         manifest = _export(options, Path(draft), say)
         for path in sorted(Path(draft).iterdir(), key=lambda path: path.name == META_FILE):  # last
@@ -97,6 +102,9 @@ def _export(options: ExportOptions, folder: Path, say: Say) -> ExportManifest:
                 file = folder / f"{options.name}-{name}.pt2"
                 made.append(_package(program, here, shapes, name, file))
                 say(_line(made[-1]))
+        if options.format == "pte":
+            made.append(_executorch(program, here, shapes, folder / f"{options.name}.pte"))
+            say(_line(made[-1]))
         if options.format in ("torchscript", "both"):
             file = folder / f"{options.name}-{kind}.torchscript.pt"
             try:
@@ -280,7 +288,7 @@ def _package(
     own = local_target("cuda" if name == "cuda" else "cpu")
     if name == "cuda":
         _check_toolkit()
-    with _compiled_for(name, own.cpu) as instructions:
+    with _compiled_for(name, own) as instructions:
         try:
             aot_inductor.build_package(program, file, {})
         except Exception as error:  # Inductor's, g++'s and ptxas'
@@ -312,7 +320,7 @@ def _check_toolkit() -> None:
 
 
 @contextlib.contextmanager
-def _compiled_for(name: str, own: Sequence[str]) -> Iterator[list[str]]:
+def _compiled_for(name: str, own: schema.Target) -> Iterator[list[str]]:
     """Inductor's C++ for a target of the table; the instruction sets that it may use."""
     asked = TARGETS[name]
     if platform.machine() != "x86_64":
@@ -320,13 +328,13 @@ def _compiled_for(name: str, own: Sequence[str]) -> Iterator[list[str]]:
             raise ExportFailed(f"{name} is for x86-64, and this is {platform.machine()}")
         yield []
         return
-    if missing := sorted(set(asked or ()) - set(own)):
+    if missing := sorted(set(asked or ()) - set(own.cpu)):
         raise ExportFailed(
             f"{name} needs {' '.join(missing)}, which this processor lacks: it could not be checked",
             hint="Run it as a job on a node that has them",
         )
-    chosen = sorted(own if asked is None else asked)
-    with cpp.cpu_target(chosen):
+    chosen = sorted(own.cpu if asked is None else asked)
+    with cpp.cpu_target(msgspec.structs.replace(own, cpu=chosen)):
         yield chosen
 
 
@@ -354,6 +362,20 @@ def _torchscript(model: _Model, shapes: ProgramShapes, kind: str, file: Path) ->
         else:
             return _file(file, "torchscript", kind, seconds, checks, how=how)
     raise ExportFailed("; ".join(reasons))
+
+
+def _executorch(
+    program: torch.export.ExportedProgram, model: _Model, shapes: ProgramShapes, file: Path
+) -> ExportedFile:
+    begin = time.perf_counter()
+    try:
+        how = executorch_program.build_program(program, file)
+        seconds = time.perf_counter() - begin
+        run = executorch_program.load_program(file)
+    except Exception as error:  # ExecuTorch's, of many kinds
+        raise ExportFailed(f"ExecuTorch refuses the model: {' '.join(str(error).split())[:1500]}") from error
+    checks = checked(file.name, run, model.module, model.example, shapes, model.device)
+    return _file(file, "pte", "cpu", seconds, checks, how=how)
 
 
 def _file(

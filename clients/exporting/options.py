@@ -29,7 +29,7 @@ TARGETS: dict[str, tuple[str, ...] | None] = {
 """Instruction sets that a target's code may use (x86-64-v3, x86-64-v4); None: those of the node's processor or GPU."""
 _MOST = 1 << 24
 
-Format = Literal["aoti", "torchscript", "both"]
+Format = Literal["aoti", "torchscript", "both", "pte"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 Size = Annotated[int, Meta(ge=0, le=_MOST)]
 
@@ -57,6 +57,10 @@ class ExportOptions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     format: Format = "aoti"
     dynamic: Annotated[list[DynamicSize], Meta(max_length=16)] = []
 
+    def __post_init__(self) -> None:
+        if self.format == "pte" and self.targets != ["cpu"]:
+            raise ValueError("a .pte has no target: XNNPACK chooses instructions where it runs")
+
 
 class ExportedTensor(Struct, frozen=True):
     """shape: numbers, and names of sizes that vary or expressions of them."""
@@ -78,10 +82,10 @@ class EagerComparison(Struct, frozen=True):
 
 class ExportedFile(Struct, frozen=True, kw_only=True):
     """instructions: instruction sets, as /proc/cpuinfo names them. device: a GPU's name and capability. how: of
-    TorchScript, `scripted` or `traced`."""
+    TorchScript, `scripted` or `traced`; of a .pte, what computes it."""
 
     name: str
-    format: Literal["aoti", "torchscript"]
+    format: Literal["aoti", "torchscript", "pte"]
     target: str
     bytes: int
     digest: str

@@ -1,8 +1,9 @@
 """Counts what happened in this process: outcomes, errors and seconds of all graphs.
 
 A fallback to local compilation warns once for each error code, and for each operator that cannot be sent; it counts
-every time. Of graphs the report holds counts, keys, error codes and operators that cannot be sent; with programs, why
-functions were traced. At exit each process writes a RunRecord to the state folder; `torchrelay explain` shows these.
+every time. Of graphs the report holds counts, keys, error codes and operators that cannot be sent; with programs, which
+functions started without tracing, and why others were traced. At exit each process writes a RunRecord to the state
+folder; `torchrelay explain` shows these.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _PACKAGE = Path(__file__).parents[2]
 _PASSED_OVER = (f"{_PACKAGE}/clients/", f"{_PACKAGE}/compiler/", contextlib.__file__, functools.__file__, "<")
 """Beginnings of the file names of code through which a user's call comes to the back end; PyTorch's are added."""
 _GRAPHS_KEPT = 1000
-_TRACED_KEPT = 1000
+_FUNCTIONS_KEPT = 1000
 RUN_FILE = "last_run.json"
 """The file in the client's state folder; that of a job's rank N is last_run.N.json."""
 _RUN_FILES = "last_run*.json"
@@ -92,7 +93,8 @@ class GraphRecord(Struct, frozen=True, kw_only=True):
 
 
 class TracedFunction(Struct, frozen=True):
-    """A function that was traced although programs are on, and why it has no record, or why its records do not fit."""
+    """A function that was traced although programs are on, and why: it had no record, can have none, or its records do
+    not fit."""
 
     function: str
     reason: str
@@ -113,7 +115,8 @@ class Report(Struct, frozen=True, kw_only=True):
     hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
     waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
     hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: prefetches
-    that failed. programs: functions that started without tracing. programs_checked: functions that were traced all the
+    that failed. programs: functions that started without tracing; started: how often each of them did, the first 1000.
+    programs_checked: functions that were traced all the
     same, to compare their programs with the trace. programs_stale: of these, the ones whose programs differed. traced:
     functions that were traced although programs are on, and why; the first 1000. checked: graphs whose first call was
     compared with eager; those that differed are among the fallbacks too. unchecked: those for which that was not
@@ -133,6 +136,7 @@ class Report(Struct, frozen=True, kw_only=True):
     prefetched: int = 0
     prefetch_failures: int = 0
     programs: int = 0
+    started: dict[str, int] = {}
     programs_checked: int = 0
     programs_stale: int = 0
     traced: tuple[TracedFunction, ...] = ()
@@ -179,6 +183,7 @@ class RunReport:
         self._refused: dict[str, RefusedOperator] = {}
         self._alone: Counter[str] = Counter()
         self._autotune_failures: Counter[str] = Counter()
+        self._started: Counter[str] = Counter()
         self._traced: dict[TracedFunction, None] = {}
         self.trace: StartTrace | None = None
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
@@ -330,12 +335,26 @@ class RunReport:
                 StaleProgramWarning,
             )
 
+    def started(self, function: str) -> None:
+        """Counts a function that starts without tracing."""
+        with self._lock:
+            self._counts["programs"] += 1
+            if function in self._started or len(self._started) < _FUNCTIONS_KEPT:
+                self._started[function] += 1
+
     def traced(self, function: str, reason: str) -> None:
         """Lists a function that is traced although programs are on."""
-        _log.info("torchrelay: %s is traced at each start: %s", function, reason)
+        _log.info("torchrelay: %s is traced: %s", function, reason)
         with self._lock:
-            if len(self._traced) < _TRACED_KEPT:
+            if len(self._traced) < _FUNCTIONS_KEPT:
                 self._traced[TracedFunction(function, reason)] = None
+
+    def recorded(self, function: str) -> None:
+        """Lists a function that is traced and recorded, unless it is listed already: then its records do not fit."""
+        with self._lock:
+            listed = any(each.function == function for each in self._traced)
+        if not listed:
+            self.traced(function, "it had no record")
 
     def prefetch_failed(self, error: Exception) -> None:
         self.count("prefetch_failures")
@@ -375,6 +394,7 @@ class RunReport:
         with self._lock:
             return Report(
                 **self._counts,
+                started=dict(self._started),
                 traced=tuple(self._traced),
                 background=len(self._background),
                 fallbacks=dict(self._fallbacks),

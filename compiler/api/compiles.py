@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ..request.key_diff import KeyDifference
-from ..request.schema import Target, Toolchain
+from ..request.schema import OtherTarget, Target, Toolchain
 
 USE_HEADER = "Torchrelay-Use"
 """`hit` with `GET /v1/artifacts/{key}`: the request stands for one of a compile, and counts as that."""
@@ -116,3 +116,5 @@ class WorkerInfo(Struct, frozen=True):
     """Whether a search worker uses its device."""
     processors: int = 0
     """Which it may use; 0: unknown."""
+    others: list[OtherTarget] = []
+    """CPU targets that it builds for beside its own."""

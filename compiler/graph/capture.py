@@ -36,8 +36,10 @@ def capture(
     *,
     mode: Mode,
     options: Mapping[str, Any],
+    target: str = "",
 ) -> CapturedGraph:
-    """Describe a Dynamo graph and leave it unchanged. Raises Unsupported, BadOption, LimitExceeded, BindingMismatch."""
+    """Describe a Dynamo graph and leave it unchanged. target: of graphs on the CPU, by name; '': this machine's own.
+    Raises Unsupported, BadOption, LimitExceeded, BindingMismatch."""
     gm, hoisted = _hoist_tensors(with_constants(original), example_inputs)
     inputs, edges = [*example_inputs, *hoisted.values()], None
     if torch.distributed.is_available() and torch.distributed.is_initialized():  # else there is no mesh
@@ -65,7 +67,7 @@ def capture(
         options=inductor_options,
         aot_options=aot_options,
         toolchain=local_toolchain(),
-        target=local_target(kind, index),
+        target=local_target(kind, index, target),
         kernels=encoded.kernels,
         eager=encoded.eager,
         meshes=[] if edges is None else edges.meshes,

@@ -42,8 +42,7 @@ class DescribedInputs(NamedTuple):
 def describe_inputs(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, shards: Collection[str] = ()
 ) -> DescribedInputs:
-    """shards: placeholders of local tensors of DTensors. Raises Unsupported for what is no plain tensor or number, and
-    for a size that depends on data."""
+    """shards: placeholders of local tensors of DTensors. Raises Unsupported for what is no plain tensor or number."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     values = _placeholder_values(placeholders, example_inputs)
     # A value may be another since Dynamo changed it in place as it traced. AOTAutograd makes its own from the examples.
@@ -108,8 +107,6 @@ class Symbols:
             return
         self.env = symbolic_shapes.sym_env(size)
         for symbol in sorted(symbolic_shapes.sym_expr(size).free_symbols, key=str):
-            if symbolic_shapes.symbol_hint(self.env, symbol) is None:
-                raise Unsupported(f"an input's size depends on data ({symbol})")
             self.names.setdefault(symbol, f"s{len(self.names)}")
 
     def text(self, size: Any) -> schema.Size:
@@ -133,7 +130,6 @@ class Symbols:
         for symbol, name in self.names.items():
             assert self.env is not None
             hint = symbolic_shapes.symbol_hint(self.env, symbol)
-            assert hint is not None
             lower, upper = symbolic_shapes.symbol_range(self.env, symbol)
             found.append(schema.Symbol(name=name, hint=hint, lower=lower, upper=upper))
         return found

@@ -8,11 +8,13 @@ import importlib
 import importlib.metadata
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 
 from ..errors import LibraryMismatch
@@ -42,15 +44,17 @@ def local_toolchain() -> schema.Toolchain:
     )
 
 
-def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> schema.Target:
-    """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current).
+def local_target(kind: Literal["cpu", "cuda"], index: int | None = None, name: str = "") -> schema.Target:
+    """This process' target: its CPU's instruction sets and, for `cuda`, the GPU `index` (default: current). name: of a
+    CPU target other than the machine's own.
 
     Of the vector instructions only those that PyTorch's own kernels use: ATEN_CPU_CAPABILITY may have limited them, for
     Inductor as well.
     """
-    cpu = _instruction_sets(cpuinfo("flags").split(), torch.backends.cpu.get_cpu_capability())
+    own = cpu_isa.NATIVE
+    cpu = _instruction_sets(cpuinfo(own.cpuinfo).split(), torch.backends.cpu.get_cpu_capability(), own)
     if kind == "cpu":
-        return schema.Target(kind="cpu", name="", capability="", units=0, cpu=cpu)
+        return schema.Target(kind="cpu", name=name or own.name, capability="", units=0, cpu=cpu)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
     return schema.Target(
         kind="cuda",
@@ -61,11 +65,46 @@ def local_target(kind: Literal["cpu", "cuda"], index: int | None = None) -> sche
     )
 
 
-def _instruction_sets(cpuinfo_flags: Collection[str], capability: str = "") -> list[str]:
-    """The names of the table that a processor offers, sorted. capability: that PyTorch limits itself to."""
-    offered = cpu_isa.GCC_FLAGS.keys() & set(cpuinfo_flags)
+def _instruction_sets(
+    cpuinfo_flags: Collection[str], capability: str = "", own: cpu_isa.CpuTarget = cpu_isa.X86_64
+) -> list[str]:
+    """The names of the target that a processor offers, sorted. capability: that PyTorch limits itself to."""
+    offered = own.flags.keys() & set(cpuinfo_flags)
     beyond = _BEYOND.get(capability)
     return sorted(name for name in offered if beyond is None or not beyond.fullmatch(name))
+
+
+def other_targets() -> list[schema.OtherTarget]:
+    """The CPU targets that this environment builds for beside the machine's own."""
+    return [
+        schema.OtherTarget(target.name, toolchain)
+        for target in cpu_isa.cpu_targets().values()
+        if target != cpu_isa.NATIVE
+        and (not target.compiler or shutil.which(target.compiler))
+        and (toolchain := _toolchain_of(target)) is not None
+    ]
+
+
+def _toolchain_of(target: cpu_isa.CpuTarget) -> schema.Toolchain | None:
+    """That of clients on a target's machine; None where another machine's torch is not here, or is not this version."""
+    own = local_toolchain()
+    if target.is_native:
+        return msgspec.structs.replace(own, triton="")
+    try:
+        text = (target.torch_folder / "version.py").read_text()
+    except OSError:
+        return None
+    stated = dict(re.findall(r"^(\w+)\b[^=\n]*= '([^'\n]*)'$", text, re.MULTILINE))
+    version = stated.get("__version__", "")
+    if version.partition("+")[0] != own.torch.partition("+")[0]:
+        return None
+    return msgspec.structs.replace(
+        own,
+        torch=version,
+        cuda=stated.get("cuda", ""),
+        triton="",
+        platform=f"{sys.platform}-{target.machine}",
+    )
 
 
 def local_library(name: str) -> schema.Library:

@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 
 from ..api import compiles
-from ..errors import CompileFailed, CompileKilled, RelayError, SpecializeInputs, Unsupported
+from ..errors import CompileFailed, CompileKilled, DataDependent, RelayError, SpecializeInputs, Unsupported
 from ..graph.ambient import apply_ambient
 from ..graph.configuration import options_of
 from ..request import schema, size_expr
@@ -21,7 +21,7 @@ from ..search.in_compile import CompileSearch
 from ..torch_internals import cpp
 from ..torch_internals.algorithm_selection import padding_candidates, selector_cache
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
-from ..torch_internals.inductor import compile_fx, config, lowering_speed, naming
+from ..torch_internals.inductor import compile_fx, config, lowering_speed, naming, subgraphs
 from ..tuning.candidates import Candidates
 from .rebuilt_graph import RebuiltGraph
 
@@ -36,6 +36,8 @@ class CompiledGraph(Struct, frozen=True):
     guards: list[str]
     halves: dict[int, torch.fx.GraphModule]
     """The graphs that AOTAutograd gave to Inductor, by the id of their compiled form; empty without `keep_halves`."""
+    layers: int = 0
+    """How many equal layers are calls of one subgraph."""
 
 
 def compile_rebuilt(
@@ -57,10 +59,12 @@ def compile_rebuilt(
     with contextlib.ExitStack() as stack:
         stack.enter_context(config.aot_config(config.AOT_SERIALIZABLE))
         stack.enter_context(config.aot_config(dict(request.aot_options)))
-        stack.enter_context(cpp.cpu_target(request.target.cpu))
+        stack.enter_context(cpp.cpu_target(request.target))
         stack.enter_context(naming.content_addressed_kernel_names())
         stack.enter_context(lowering_speed.faster_lowering())
-        building = stack.enter_context(cpp.recording_cpp_libraries())
+        stack.enter_context(subgraphs.keeping_memory_of_subgraphs())
+        stack.enter_context(subgraphs.numbering_seeds(rebuilt.gm))
+        building = stack.enter_context(cpp.recording_cpp_libraries(request.target))
         if search is not None:
 
             def chosen(candidates: Candidates) -> int:
@@ -107,6 +111,8 @@ def failure(error: Exception) -> RelayError:
     while cause is not None:
         if isinstance(cause, RelayError):
             return cause
+        if backend_interface.asks_for_data(cause):
+            return DataDependent(f"{type(error).__name__}: {error}")
         output = cpp.cpp_compiler_output(cause)
         if output is not None and not refuses_source(output):
             return CompileKilled(

@@ -113,7 +113,7 @@ class _Lowerer:
         levels.mark_nodes(rebuilt.gm)
         with contextlib.ExitStack() as stack:
             stack.enter_context(config.aot_config(dict(self._request.aot_options)))
-            stack.enter_context(cpp.cpu_target(self._request.target.cpu))
+            stack.enter_context(cpp.cpu_target(self._request.target))
             stack.enter_context(tracing.tracing_context(rebuilt.fake_mode))
             stack.enter_context(apply_ambient(self._request.ambient))
             try:
@@ -136,7 +136,7 @@ class _Lowerer:
 
         folder = self._workdir / "trace" if _GENERATED & self._parts.keys() else None
         with contextlib.ExitStack() as stack:
-            libraries = stack.enter_context(cpp.recording_cpp_libraries())
+            libraries = stack.enter_context(cpp.recording_cpp_libraries(self._request.target))
             if "assembly" not in self._parts:
                 stack.enter_context(cpp.without_cpp_builds())
             options = options_of(self._request, self._threads)

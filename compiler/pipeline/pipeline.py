@@ -20,7 +20,7 @@ import msgspec
 from ..api import compiles
 from ..artifact import container, symbol_versions
 from ..artifact import manifest as artifact_manifest
-from ..errors import CompileFailed
+from ..errors import CompileFailed, Unsupported, VerifyFailed
 from ..graph.toolchain import local_target
 from ..kernel_store import triton_cache
 from ..kernel_store.libraries import KernelExchange
@@ -36,7 +36,8 @@ from ..torch_internals.triton import caches as triton_caches
 from ..torch_internals.triton import compile_workers
 from ..torch_internals.triton import kernels as triton_kernels
 from ..tuning import queries
-from . import inductor, outcomes, rebuilt_graph, verify, warm_up
+from . import equal_layers, inductor, rebuilt_graph, warm_up
+from .verification import outcomes, verify
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +66,15 @@ def compile_request(
     ask: queries.SendQuery | None = None,
     threads: int = 0,
     settings: ranking.RankingSettings = ranking.DEFAULTS,
+    lower_layers_once: bool = True,
 ) -> bytes:
     """Compile a request that validate.check_request accepted, into an unsigned artifact file (container.pack).
 
     workdir: a folder for this job alone. progress: called with each stage as it begins, and a detail. kernels: the
     store of kernels and measurements of earlier compiles; new ones are added. ask: queries the namespace's tuning
     database. threads: parallel C++ and Triton compilers; 0: one for each core that the process may use. settings: of
-    searches. Raises CompileFailed, Unsupported, VerifyFailed.
+    searches. lower_layers_once: whether equal layers become calls of one subgraph (equal_layers.py); a graph for which
+    that fails, or whose results then differ, is compiled as it is. Raises CompileFailed, Unsupported, VerifyFailed.
     """
     compatibility.check("load", "capture", "compile")
     clock = in_compile.StageClock(progress)
@@ -102,12 +105,12 @@ def compile_request(
             request,
             ask=ask,
             settings=settings,
-            cannot_run=why_not_runnable(request),
+            cannot_run=why_not_runnable(request) or _why_not_measured(request),
             turns=turns,
             clock=clock,
         )
         with counters.timing_inside(turns["cuda"]):
-            compiled = _compiled(request, own_kernels, search, threads, clock)
+            compiled = _compiled(request, own_kernels, search, threads, clock, lower_layers_once)
         # A CPU's kernels are measured above; several graphs are verified at once there.
         turn: AbstractContextManager[object] = (
             turns["cuda"] if request.target.kind == "cuda" else contextlib.nullcontext()
@@ -124,7 +127,16 @@ def compile_request(
         with triton.descending_together() as descents:
             with turn:
                 clock.enter("verify", "")
-                verification = _verified(request, compiled, clock)
+                try:
+                    verification = _verified(request, compiled, clock)
+                except VerifyFailed as error:
+                    if not compiled.layers:
+                        raise
+                    log.warning("compiled once more, layer by layer: %s", error)
+                    clock.enter("aot", "layer by layer")
+                    compiled = _compiled(request, own_kernels, search, threads, clock, False)
+                    clock.enter("verify", "")
+                    verification = _verified(request, compiled, clock)
                 if triton.undecided() and verification.status == "skipped":
                     exercise()
                 descended = descents is not None and descents.waiting
@@ -203,31 +215,40 @@ def _compiled(
     search: in_compile.CompileSearch,
     threads: int,
     clock: in_compile.StageClock,
+    lower_layers_once: bool,
 ) -> inductor.CompiledGraph:
     """Compile, again where the first try does not give the result.
 
     A dry run is followed by a lowering that has the winners of the problems it found. If Inductor cannot generate a
-    template that won, the graph is lowered once more with PyTorch's own kernels.
+    template that won, the graph is lowered once more with PyTorch's own kernels; if it cannot compile a graph whose
+    equal layers are one subgraph, the graph is lowered as it is.
     """
     while True:
         rebuilt = rebuilt_graph.rebuild(request)
         own_kernels.choose(rebuilt.gm)
         search.begin()
         again = ""
+        draws = bool(outcomes.random_node(rebuilt.gm))
+        layers = equal_layers.outline(rebuilt, request) if lower_layers_once else 0
         try:
             with naming.restoring_graph_counters():
-                return inductor.compile_rebuilt(
+                compiled = inductor.compile_rebuilt(
                     rebuilt,
                     request,
                     threads=threads,
                     progress=clock.enter,
                     search=search,
-                    keep_halves=bool(outcomes.random_node(rebuilt.gm)),
+                    keep_halves=draws,
                 )
+                return msgspec.structs.replace(compiled, layers=layers)
         except compile_fx.DryRunFinished:
             search.finish_dry_run()
-        except CompileFailed as error:
-            if search.in_dry_run:
+        except (CompileFailed, Unsupported) as error:
+            if layers and type(error) in (CompileFailed, Unsupported):
+                lower_layers_once = False
+                log.warning("compiled once more, layer by layer: %s", error)
+                again = "layer by layer"
+            elif search.in_dry_run and isinstance(error, CompileFailed):
                 search.abandon_dry_run()
                 log.warning("compiled without others' searches: %s", error)
             elif type(error) is CompileFailed and search.avoid_templates():
@@ -240,9 +261,18 @@ def _compiled(
 
 def why_not_runnable(request: schema.GraphRequest) -> str:
     """Why this machine cannot run code for the request's CPU; '' if it can."""
+    build = targets.target_of(request.target)
+    if not build.is_native:
+        return f"this worker's machine is not {build.machine}"
     missing = sorted(set(request.target.cpu) - set(local_target("cpu").cpu))
     vectors = targets.vector_sets(request.target.cpu)
     return f"this worker's CPU lacks {', '.join(missing)} ({vectors})" if missing else ""
+
+
+def _why_not_measured(request: schema.GraphRequest) -> str:
+    """Why kernels of its target cannot be measured; '' if they can. Searchers build for the machine's own target."""
+    build = targets.target_of(request.target)
+    return "" if build == targets.NATIVE else f"kernels for the target {build.name} are not measured"
 
 
 def _why_not_simulated(request: schema.GraphRequest, bundle: bytes) -> str:

@@ -22,13 +22,13 @@ KEPT = 8
 
 def name_for(target: schema.Target) -> str:
     """The name of the header that jobs for `target` share; '' if they need none."""
-    return " ".join(target.cpu) or "any" if target.kind == "cpu" else ""
+    return " ".join([target.name or "any", *target.cpu]) if target.kind == "cpu" else ""
 
 
 def build(target: schema.Target, torch_version: str, folder: Path) -> None:
     """Make the header for `target` in `folder`. Raises Inductor's CppCompileError."""
     options = configuration.search_options(torch_version, kernel_threads=1, threads=1)
-    with cpp.header_directory(folder), cpp.cpu_target(target.cpu):
+    with cpp.header_directory(folder), cpp.cpu_target(target):
         os.utime(cpp.precompile_header(options))
     _trim(folder)
 

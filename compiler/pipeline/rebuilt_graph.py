@@ -24,6 +24,10 @@ from ..torch_internals.dynamo.types import FakeTensorMode, ShapeEnv
 MakeTensor = Callable[[schema.TensorInput, list[Any], list[Any]], torch.Tensor]
 
 
+CHANGES_ARGUMENTS = "torchrelay_changes_arguments"
+"""The key in a node's meta that says that it changes a tensor that it is called with."""
+
+
 class RebuiltGraph(Struct, frozen=True):
     """A graph ready to be compiled. `symbols`: canonical name -> torch.SymInt of `fake_mode`'s shape environment."""
 
@@ -206,7 +210,7 @@ def _propagate(
     env: ShapeEnv,
 ) -> None:
     """Set `example_value` on every node, as Dynamo does: Inductor's pre-grad passes read it. With it goes what is known
-    of sizes that depend on data.
+    of sizes that depend on data, and CHANGES_ARGUMENTS on a node that changes a tensor.
 
     The inputs must not be used afterwards: the graph may have changed them in place.
     """
@@ -218,11 +222,24 @@ def _propagate(
 
     class Recorder(torch.fx.Interpreter):
         def run_node(self, node: torch.fx.Node) -> Any:
+            tensors = self._tensors(node)
+            before = [_version(tensor) for tensor in tensors]
             result = super().run_node(node)
+            if before != [_version(tensor) for tensor in tensors]:
+                node.meta[CHANGES_ARGUMENTS] = True
             if node.op not in ("placeholder", "output"):
                 node.meta["example_value"] = result
                 symbolic_shapes.bind_unbacked(env, node, result, known.get(node, ()))
             return result
 
+        def _tensors(self, node: torch.fx.Node) -> list[torch.Tensor]:
+            values = (self.env.get(argument) for argument in node.all_input_nodes)
+            return [value for value in values if isinstance(value, torch.Tensor)]
+
     with fake_mode, tracing.python_dispatcher(), torch.random.fork_rng(devices=[]):
         Recorder(gm).run(*inputs)
+
+
+def _version(tensor: torch.Tensor) -> object:
+    """What another value follows once the tensor has changed. Of an inference tensor it is not known: always new."""
+    return object() if tensor.is_inference() else tensor._version

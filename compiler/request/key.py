@@ -40,7 +40,10 @@ def _keyed(request: schema.GraphRequest) -> schema.GraphRequest:
     """What the key covers."""
     if not request.symbols or request.exact_sizes or tuning_pins.tunes(request):
         return request
-    symbols = [msgspec.structs.replace(symbol, hint=0) for symbol in request.symbols]
+    symbols = [
+        symbol if symbol.hint is None else msgspec.structs.replace(symbol, hint=0)
+        for symbol in request.symbols
+    ]
     return msgspec.structs.replace(request, symbols=symbols)
 
 

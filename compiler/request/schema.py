@@ -10,9 +10,10 @@ nodes refer to each other by position, and tables are sorted. Its bytes are code
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..tuning import records
 
@@ -258,7 +259,8 @@ class Symbol(WireStruct, frozen=True):
     the example value is a guard of the artifact, so the key does not cover it (key.py)."""
 
     name: str
-    hint: int
+    hint: int | None
+    """None: nothing may depend on it (torch._dynamo.decorators.mark_unbacked); the key covers that."""
     lower: int
     upper: int | None
 
@@ -343,13 +345,33 @@ class Target(WireStruct, frozen=True):
 
     kind: Literal["cpu", "cuda"]
     name: str
-    """GPU name, e.g. 'NVIDIA H200'; '' for a CPU."""
+    """GPU name, e.g. 'NVIDIA H200'; of a CPU target (cpu_isa.py), '' for x86-64."""
     capability: str
     """CUDA compute capability, e.g. '9.0'; '' for a CPU."""
     units: int
     """Streaming multiprocessors; 0 for a CPU."""
     cpu: list[str]
     """Instruction-set names of the host, sorted (compiler/request/cpu_isa.py)."""
+
+
+class OtherTarget(WireStruct, frozen=True):
+    """A CPU target that a worker builds for beside its own. toolchain: of its clients, but for Triton, which a CPU's
+    code does not need."""
+
+    name: str
+    toolchain: Toolchain
+
+
+def builds_for(
+    own: Toolchain, machine: Target, others: Collection[OtherTarget], toolchain: Toolchain, target: Target
+) -> bool:
+    """Whether a worker with the first three compiles for the last two: a GPU of its model, any processor of its kind,
+    or another CPU target."""
+    if machine.kind != target.kind:
+        return False
+    if target.kind == "cpu" and target.name != machine.name:
+        return OtherTarget(target.name, structs.replace(toolchain, triton="")) in others
+    return own == toolchain and (machine.name, machine.capability) == (target.name, target.capability)
 
 
 class TuningLock(WireStruct, frozen=True):

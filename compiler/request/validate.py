@@ -157,7 +157,7 @@ class _RequestCheck:
         if symbol.name != f"s{index}":
             raise MalformedRequest(f"symbol {index} is named {symbol.name[:40]!r}, not 's{index}'")
         upper = math.inf if symbol.upper is None else symbol.upper
-        if not symbol.lower <= symbol.hint <= upper:
+        if not symbol.lower <= (symbol.lower if symbol.hint is None else symbol.hint) <= upper:
             raise MalformedRequest(f"symbol {symbol.name} has hint {symbol.hint} outside its range")
 
     def _input(self, where: str, item: schema.Input) -> None:
@@ -510,8 +510,8 @@ def _target(target: schema.Target) -> None:
     if not _NAME.fullmatch(target.name) or not 0 <= target.units <= 100_000:
         raise MalformedRequest("target.name or target.units is out of range")
     if target.kind == "cpu":
-        if target.name or target.capability or target.units:
-            raise MalformedRequest("a CPU target has no name, capability or units")
+        if target.capability or target.units:
+            raise MalformedRequest("a CPU target has no capability or units")
     elif not _CAPABILITY.fullmatch(target.capability):
         raise MalformedRequest("target.capability is not a compute capability")
     if len(target.cpu) > 256 or not all(map(allowed_names.INSTRUCTION_SET.fullmatch, target.cpu)):

@@ -106,7 +106,7 @@ def open_task_executor(
         stack.enter_context(triton_cache.sharing_binaries(kernels))
         stack.enter_context(compile_workers.compile_workers(device, processors))
         stack.enter_context(cpp.sharing_cpp_libraries(kernels))
-        stack.enter_context(cpp.cpu_target(spec.target.cpu))
+        stack.enter_context(cpp.cpu_target(spec.target))
         options = configuration.search_options(spec.toolchain.torch, spec.threads, processors)
         stack.enter_context(config.inductor_config(options))
         if spec.threads and torch.get_num_threads() != spec.threads:

@@ -67,8 +67,9 @@ torch._subclasses.fake_tensor: FakeTensor.item_memo; FakeTensorMode.shape_env
 torch.compiler: get_default_backend () since 2.13; set_default_backend (backend) since 2.13
 torch.fx.experimental.sym_node: SymNode._expr; .expr; .hint; .shape_env
 torch.fx.experimental.symbolic_shapes: ShapeEnv.backed_var_to_val | ShapeEnv.var_to_val;
-    .create_symintnode (sym, *, hint); .guards; .size_like; .unbacked_renamings;
-    .var_to_hint_override; .var_to_range
+    .constrain_symbol_range (s, compiler_min, compiler_max); .create_symintnode (sym, *, hint);
+    .create_unbacked_symint (); .guards; .ignore_fresh_unbacked_symbols (); .size_like; .unbacked_inputs;
+    .unbacked_renamings; .var_to_hint_override; .var_to_range
 """,
     "programs": """
 torch._C._dynamo.guards: GlobalStateGuard ()
@@ -78,7 +79,7 @@ torch._dynamo.cache_size: exceeds_recompile_limit (cache_size, compile_id)
 torch._dynamo.config: enable_compiler_collectives
 torch._dynamo.convert_frame: _compile; compile_frame; orig_code_map; output_codes
 torch._dynamo.eval_frame: innermost_fn (fn)
-torch._dynamo.exc: ObservedAttributeError
+torch._dynamo.exc: ObservedAttributeError; RestartAnalysis
 torch._dynamo.guards: CheckFunctionManager (f_code, output_graph, ...); GuardBuilder.get (guard_or_source);
     GuardBuilder._set_guard_export_info (guard, code_list, *, provided_func_name); ShapeCodeParts;
     _get_closure_vars (); install_guard; profile_guard_manager
@@ -133,7 +134,8 @@ torch._inductor.async_compile: AsyncCompile.process_pool (); .triton (kernel_nam
 torch._inductor.choices:
     InductorChoices._finalize_template_configs = (template_choices, kernel_inputs, templates, op_name, kwarg_overrides);
     .get_ktc (kernel_inputs, template, op_name, kwarg_overrides)
-torch._inductor.codecache: CppPythonBindingsCodeCache.load_pybinding_async (argtypes, main_code);
+torch._inductor.codecache: CppPythonBindingsCodeCache._load_library_inner = (path, key);
+    .load_pybinding_async (argtypes, main_code);
     PyCodeCache.cache_clear (); .load (source_code); .load_by_key_path (key, path); _HEADER_DIR; _HEADER_LOCK_DIR;
     _precompile_header; _worker_compile_cpp = (lock_path, cpp_builders)
 torch._inductor.codegen.common: KernelTemplate._template_from_string = (source); .maybe_append_choice (choices);
@@ -142,12 +144,13 @@ torch._inductor.codegen.cpp: stride_at_vec_range = (index, var, vec_length)
 torch._inductor.codegen.cpp_template: CppTemplate
 torch._inductor.codegen.cpp_template_kernel: parse_expr_with_index_symbols = (expr)
 torch._inductor.codegen.triton: TritonScheduling.define_kernel (src_code, ...)
-torch._inductor.codegen.wrapper: PythonWrapperCodegen.next_kernel_suffix = ()
+torch._inductor.codegen.wrapper: FreeLine (wrapper, node); PythonWrapperCodegen.codegen_free = (buffer);
+    PythonWrapperCodegen.next_kernel_suffix = ()
 torch._inductor.compile_fx: _graph_counter;
     _recursive_joint_graph_passes (gm, ...); compile_fx_inner (gm, example_inputs);
     compile_fx (model_, example_inputs_, *, inner_compile, config_patches)
 torch._inductor.config: compile_threads; deterministic; patch; worker_start_method
-torch._inductor.cpp_builder: _get_optimization_cflags
+torch._inductor.cpp_builder: _get_optimization_cflags; _get_torch_related_args; get_cpp_compiler = ()
 torch._inductor.cpu_vec_isa: VecAVX512; VecISA.check_build = (code); supported_vec_isa_list;
     valid_vec_isa_list = ()
 torch._inductor.debug: DebugContext.create_debug_dir (folder_name); DebugFormatter (handler);
@@ -161,8 +164,10 @@ torch._inductor.fx_passes.pad_mm: _should_pad = (match, mat1, mat2, op, input);
     set_cached_base_mm_benchmark_time = (key, value); set_cached_should_pad = (key, value);
     should_exclude_padding_time = (match, arg_name)
 torch._inductor.graph: GraphLowering (gm, *, example_inputs, is_inference, layout_opt);
-    GraphLowering.compile_to_module = (); .constants; .graph_outputs; _post_grad_graph_counter since 2.13
-torch._inductor.ir: Buffer (*, name, layout); IRNode.has_tensor_output (); Layout
+    GraphLowering.compile_to_module = (); .constants; .graph_outputs;
+    SubgraphLowering (parent, ...); _post_grad_graph_counter since 2.13
+torch._inductor.ir: Buffer (*, name, layout); IRNode.has_tensor_output (); .maybe_get_name ();
+    InvokeSubgraph.create (subgraph, ...); Layout; MultiOutput
 torch._inductor.kernel.mm_plus_mm: tuned_mm_plus_mm (mat1, mat2, mat3, mat4)
 torch._inductor.lowering: lowerings
 torch._inductor.kernel_template_choice: KernelTemplateChoice.choice; .inputs; .layout; .params; .template

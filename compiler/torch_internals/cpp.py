@@ -9,21 +9,27 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..errors import CompileFailed
 from ..kernel_store.libraries import KernelExchange
-from ..request import cpu_isa
+from ..request import cpu_isa, schema
 from .patching import patched, replace
 
 
 @contextlib.contextmanager
-def cpu_target(cpu: Collection[str]) -> Iterator[None]:
-    """Make Inductor generate C++ for a target (Target.cpu) instead of this CPU, without test builds."""
+def cpu_target(target: schema.Target) -> Iterator[None]:
+    """Make Inductor generate and build C++ for a target instead of this CPU, without test builds. Raises
+    Unsupported."""
     from torch._inductor import cpp_builder, cpu_vec_isa
 
-    chosen, vector_sets = [], set(cpu_isa.vector_sets(cpu))
+    build, cpu = cpu_isa.target_of(target), target.cpu
+    chosen, vector_sets = [], set(build.vector_sets(cpu))
     for isa in cpu_vec_isa.supported_vec_isa_list:
         if str(isa).split() and set(str(isa).split()) <= vector_sets:
             if isinstance(isa, cpu_vec_isa.VecAVX512):
@@ -35,14 +41,58 @@ def cpu_target(cpu: Collection[str]) -> Iterator[None]:
     def optimization_flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
         cflags, ldflags = original(*args, **kwargs)
         kept = [flag for flag in cflags if not flag.startswith(("march=", "mcpu="))]
-        return kept + cpu_isa.compiler_flags(cpu), ldflags
+        return kept + build.compiler_flags(cpu), ldflags
 
-    with (
-        patched(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen),
-        patched(cpu_vec_isa.VecISA, "check_build", lambda self, code: True),
-        patched(cpp_builder, "_get_optimization_cflags", optimization_flags),
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(cpu_vec_isa, "valid_vec_isa_list", lambda: chosen))
+        stack.enter_context(patched(cpu_vec_isa.VecISA, "check_build", lambda self, code: True))
+        stack.enter_context(patched(cpp_builder, "_get_optimization_cflags", optimization_flags))
+        if build.compiler and build != cpu_isa.NATIVE:
+            stack.enter_context(patched(cpp_builder, "get_cpp_compiler", lambda: build.compiler))
+        if not build.is_native:
+            stack.enter_context(_another_machines_torch(build.torch_folder))
         yield
+
+
+@contextlib.contextmanager
+def _another_machines_torch(torch_folder: Path) -> Iterator[None]:
+    """Kernels include the headers of the torch in `torch_folder` and link its libraries."""
+    from torch._inductor import cpp_builder
+
+    own = str(Path(torch.__file__).parent)
+    original = cpp_builder._get_torch_related_args
+
+    @functools.wraps(original)
+    def torch_related_args(*args: Any, **kwargs: Any) -> tuple[list[str], list[str], list[str]]:
+        include_dirs, library_dirs, libraries = original(*args, **kwargs)
+        include_dirs, library_dirs = (
+            [path.replace(own, str(torch_folder), 1) for path in paths]
+            for paths in (include_dirs, library_dirs)
+        )
+        return include_dirs, library_dirs, libraries
+
+    with patched(cpp_builder, "_get_torch_related_args", torch_related_args):
+        yield
+
+
+@contextlib.contextmanager
+def _without_loading() -> Iterator[None]:
+    """Libraries that are built inside the block get a module whose kernel cannot be called: they are for another
+    machine."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    def not_loaded(path: str, key: str) -> types.ModuleType:
+        module = types.ModuleType(key)
+        module.__file__ = path
+        module.kernel = types.MethodType(_refuse_call, module)  # type: ignore[attr-defined]
+        return module
+
+    with patched(CppPythonBindingsCodeCache, "_load_library_inner", staticmethod(not_loaded)):
+        yield
+
+
+def _refuse_call(module: types.ModuleType, *args: Any) -> None:
+    raise CompileFailed(f"{module.__file__} is for another machine")
 
 
 # --- libraries ---------------------------------------------------------------------------------------------
@@ -56,10 +106,12 @@ def cpp_compiler_output(error: BaseException) -> str | None:
 
 
 class CppLibraries:
-    """The C++ kernel libraries of a compile. `waited`: seconds that it had to wait for g++ so far."""
+    """The C++ kernel libraries of a compile. `waited`: seconds that it had to wait for g++ so far. loaded: whether this
+    process loads what is built."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loaded: bool = True) -> None:
         self.waited = 0.0
+        self.loading = contextlib.nullcontext if loaded else _without_loading
         self._kernels: dict[tuple[tuple[str, ...], str], Callable[[], Any]] = {}
 
     def files(self) -> list[tuple[list[str], str, Path]]:
@@ -86,7 +138,8 @@ class CppLibraries:
         def built() -> Any:
             start = time.perf_counter()
             try:
-                return kernel.result()
+                with self.loading():
+                    return kernel.result()
             finally:
                 self.waited += time.perf_counter() - start
 
@@ -95,19 +148,21 @@ class CppLibraries:
 
 
 @contextlib.contextmanager
-def recording_cpp_libraries() -> Iterator[CppLibraries]:
-    """Record every C++ kernel library built inside the block.
+def recording_cpp_libraries(target: schema.Target) -> Iterator[CppLibraries]:
+    """Record every C++ kernel library built inside the block. Those of a target for another machine are not loaded.
 
     Futures are not waited for at the end of each graph (AsyncCompile.wait): the backward is lowered, and the forward's
     reference run, while g++ works. Its errors come when the library is asked for.
     """
     from torch._inductor.async_compile import AsyncCompile
 
-    libraries = CppLibraries()
+    libraries = CppLibraries(loaded=cpu_isa.target_of(target).is_native)
     original = AsyncCompile.cpp_pybinding
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
-        return libraries.later(argtypes, source_code, original(self, argtypes, source_code))
+        with libraries.loading():
+            kernel = original(self, argtypes, source_code)
+        return libraries.later(argtypes, source_code, kernel)
 
     with patched(AsyncCompile, "cpp_pybinding", cpp_pybinding):
         yield libraries

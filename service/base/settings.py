@@ -270,6 +270,8 @@ class ServiceSettings(BaseSettings):
     `state_dir/kernels` with a local Ray, and none on a cluster, whose nodes may have no such path."""
     kernels_limit_bytes: Bytes = 2 << 30
     """All of a node's stored libraries together; past it the least recently used go."""
+    equal_layers: Literal["off", "cpu", "all"] = "cpu"
+    """For which targets a graph's equal layers are lowered once and called for each: CPUs, also GPUs, or none."""
     ray_temp_dir: str | None = None
     """Session folder of the local Ray; its path must be short, for sockets lie in it."""
 

@@ -26,6 +26,7 @@ from ...compiler.errors import (
     CompileFailed,
     CompileKilled,
     CompileTimeout,
+    DataDependent,
     ForbiddenTarget,
     NoWorker,
     Overloaded,
@@ -451,7 +452,7 @@ class Flights:
                 flight.lease,
                 error,
                 remember_seconds=self._settings.negative_ttl_seconds if remember else 0.0,
-                growing=poison,
+                growing=poison or isinstance(error, DataDependent),
             ),
             seconds=self._settings.publish_retry_seconds,
         )

@@ -11,6 +11,7 @@ from msgspec import Struct
 from ...compiler import decoding
 from ...compiler.api.compiles import WorkerInfo
 from ...compiler.api.training.jobs import TrainSpec
+from ...compiler.request.schema import builds_for
 from ..base.async_tasks import Recent
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
@@ -114,6 +115,4 @@ def _may_compile(worker: WorkerInfo, needs: CompileNeeds) -> bool:
         return False
     if not worker.toolchain.torch:  # it starts
         return True
-    own, wanted = worker.target, needs.target
-    fits = wanted.kind == "cpu" or (own.name, own.capability) == (wanted.name, wanted.capability)
-    return fits and worker.toolchain == needs.toolchain
+    return builds_for(worker.toolchain, worker.target, worker.others, needs.toolchain, needs.target)

@@ -24,6 +24,7 @@ def worker_pool(
             request_limits=settings.limits,
             kernels_dir=settings.kernels_location,
             kernels_bytes=settings.kernels_limit_bytes,
+            equal_layers=settings.equal_layers,
             isolation=settings.isolation,
             autoscale_idle_seconds=settings.autoscale_idle_seconds,
             autoscale_cpu_slots=settings.autoscale_cpu_slots,

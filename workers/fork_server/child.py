@@ -27,7 +27,7 @@ from ...compiler.request import schema
 from ..messages import Answer, JobDone, JobFailed, StageEvent, WorkerJob, encode
 from ..process import process_tree
 from ..sandbox.isolation import Sandbox
-from ..settings import JobLimits, SlotSettings
+from ..settings import EqualLayers, JobLimits, SlotSettings
 from .environment import job_environment
 from .queries import QueryClient, query_limit
 
@@ -135,10 +135,16 @@ def read_log(log: Path, most: int) -> str:
 def describe(
     engine: ModuleType, settings: SlotSettings, work: Path, environment: Mapping[str, str], pipes: ChildPipes
 ) -> None:
-    """Write the engine's toolchain, its target and the first tool that does not work as MessagePack, or a JobFailed."""
+    """Write the engine's toolchain, its target, its other targets and the first tool that does not work as MessagePack,
+    or a JobFailed."""
     try:
         _apply_limits(work, _DESCRIBE_SECONDS, settings.limits, environment)
-        data = msgspec.msgpack.encode((*engine.describe(settings.kind), engine.missing(settings.kind)))
+        described = (
+            *engine.describe(settings.kind),
+            engine.others(settings.kind),
+            engine.missing(settings.kind),
+        )
+        data = msgspec.msgpack.encode(described)
     except Exception as error:
         traceback.print_exc()
         data = msgspec.msgpack.encode(JobFailed.of(CompileFailed(_one_line(error))))
@@ -174,6 +180,7 @@ def do_job(
     limits: JobLimits,
     environment: Mapping[str, str],
     kernels: Path | None,
+    equal_layers: EqualLayers,
     shared: Path | None,
     pipes: ChildPipes,
 ) -> None:
@@ -192,7 +199,7 @@ def do_job(
     if job.work == "search":
         do = functools.partial(engine.search, job.request)
     else:
-        do = functools.partial(engine.compile_graph, job.request, key=job.key)
+        do = functools.partial(engine.compile_graph, job.request, key=job.key, equal_layers=equal_layers)
     try:
         result = do(
             worker=worker,

@@ -1,8 +1,8 @@
 """Stages 7 to 9 in one killable process: a request's canonical bytes in, an unsigned artifact out.
 
-This is the engine that a fork server loads: `preload` and `warm_up` run once in the server; `describe`, `missing`,
-`prepare` and `compile_graph` run in children of it. The request was checked by the gateway and is checked again here,
-on the machine that will run the compiler on it.
+This is the engine that a fork server loads: `preload` and `warm_up` run once in the server; `describe`, `others`,
+`missing`, `prepare` and `compile_graph` run in children of it. The request was checked by the gateway and is checked
+again here, on the machine that will run the compiler on it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...compiler.errors import MalformedRequest
 from ...compiler.kernel_store.libraries import KernelExchange
 from ...compiler.request import codec, schema
 from ...compiler.tuning import queries
+from ..settings import EqualLayers
 
 T = TypeVar("T")
 
@@ -74,6 +75,13 @@ def describe(kind: Literal["cpu", "cuda"]) -> tuple[schema.Toolchain, schema.Tar
     from ...compiler.graph.toolchain import local_target, local_toolchain
 
     return local_toolchain(), local_target(kind)
+
+
+def others(kind: Literal["cpu", "cuda"]) -> list[schema.OtherTarget]:
+    """The CPU targets that this process builds for beside the machine's own."""
+    from ...compiler.graph.toolchain import other_targets
+
+    return other_targets() if kind == "cpu" else []
 
 
 def missing(kind: Literal["cpu", "cuda"]) -> str:
@@ -126,9 +134,10 @@ def compile_graph(
     kernels: KernelExchange | None = None,
     shared: Path | None = None,
     ask: queries.SendQuery | None = None,
+    equal_layers: EqualLayers = "cpu",
 ) -> bytes:
     """Decode, check against `limits` and compile, or lower to the levels that it names. `shared`: what `prepare` made.
-    Raises RelayError subclasses."""
+    equal_layers: for which targets these are lowered once. Raises RelayError subclasses."""
     from ...compiler.pipeline import precompiled_header
     from ...compiler.pipeline.pipeline import compile_request
 
@@ -148,6 +157,7 @@ def compile_graph(
                 progress=progress,
                 kernels=kernels,
                 ask=ask,
+                lower_layers_once=equal_layers in ("all", graph_request.target.kind),
             )
         )
 

@@ -104,6 +104,7 @@ def run(job: WorkerJob, context: JobContext, owner: JobOwner) -> JobDone | JobFa
                 limits=context.settings.limits,
                 environment=context.environment,
                 kernels=kernels,
+                equal_layers=context.settings.equal_layers,
                 shared=context.shared,
             )
             shown = [folder for folder in (kernels, context.shared) if folder is not None]

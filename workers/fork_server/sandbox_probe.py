@@ -35,6 +35,7 @@ class ProbedForm(Struct, frozen=True):
     form: Form
     toolchain: schema.Toolchain
     target: schema.Target
+    others: list[schema.OtherTarget]
     missing: str
 
 
@@ -71,12 +72,12 @@ def _try_form(form: Form, seconds: float, context: job_runner.JobContext) -> Pro
         with job_runner.started_child(body, work / "log", sandbox) as started:
             data = _answer(started.pipe, seconds)
         try:
-            toolchain, target, missing = decoding.from_msgpack(
-                data, type=tuple[schema.Toolchain, schema.Target, str]
+            described = decoding.from_msgpack(
+                data, type=tuple[schema.Toolchain, schema.Target, list[schema.OtherTarget], str]
             )
         except msgspec.MsgspecError:
             raise _failure(data, work / "log") from None
-        return ProbedForm(form, toolchain, target, missing)
+        return ProbedForm(form, *described)
 
 
 def _answer(pipe: int, seconds: float) -> bytes:

@@ -119,6 +119,7 @@ class ForkServer:
             len(os.sched_getaffinity(0)),
             WORKERS.number,
             REVISION,
+            found.others,
         )
 
     def _next_command(self) -> Command:

@@ -86,17 +86,19 @@ class Slot:
         return answer
 
     def suits(self, toolchain: schema.Toolchain, target: schema.Target) -> bool:
-        """Whether it has this toolchain and, for a GPU, this model. A CPU can build for any CPU of its platform."""
-        if self.ready is None or self.kind != target.kind or self.ready.toolchain != toolchain:
-            return False
-        own = self.ready.target
-        return target.kind == "cpu" or (own.name, own.capability) == (target.name, target.capability)
+        """Whether it has this toolchain and, for a GPU, this model. A CPU can build for any CPU of its platform, and
+        for the other targets that it names."""
+        ready = self.ready
+        return ready is not None and schema.builds_for(
+            ready.toolchain, ready.target, ready.others, toolchain, target
+        )
 
     def searches(self, toolchain: schema.Toolchain, target: schema.Target) -> bool:
         """Whether kernels for `target` can be measured here: a CPU cannot run everything that it can build."""
         return (
             self.ready is not None
             and self.suits(toolchain, target)
+            and target.name == self.ready.target.name
             and set(target.cpu) <= set(self.ready.target.cpu)
         )
 
@@ -133,6 +135,7 @@ class Slot:
             isolation=self.ready.isolation if self.ready else [],
             searching=self.searching,
             processors=self.ready.processors if self.ready else 0,
+            others=self.ready.others if self.ready else [],
         )
 
 
@@ -162,6 +165,7 @@ def slot_settings(slot: Slot, settings: PoolSettings) -> SlotSettings:
         kernels_dir=settings.kernels_dir,
         kernels_bytes=settings.kernels_bytes,
         early_server=settings.early_server if first else None,
+        equal_layers=settings.equal_layers,
         isolation=settings.isolation,
         warm_searches=slot.first_of_device(),
         protocol=WORKERS.number,
@@ -258,6 +262,7 @@ class Slots:
         asked = f"{_describe(target)}, {_toolchain(toolchain)}"
         warm = [s.ready for s in self.all.values() if s.ready]
         there = {f"{_describe(ready.target)}, {_toolchain(ready.toolchain)}" for ready in warm}
+        there |= {f"CPU {o.name}, {_toolchain(o.toolchain)}" for ready in warm for o in ready.others}
         broken = {f"worker {s.worker}: {s.failure.message}" for s in self.all.values() if s.failure}
         found = "; ".join([*sorted(there), *sorted(broken)]) or "no worker at all"
         others = f"; other dispatchers use {self.elsewhere} slots" if self.elsewhere else ""
@@ -270,7 +275,11 @@ def _worst_to_search(slot: Slot) -> tuple[bool, bool, bool]:
 
 
 def _describe(target: schema.Target) -> str:
-    return "CPU" if target.kind == "cpu" else f"{target.name or 'GPU'} (capability {target.capability})"
+    return (
+        f"CPU {target.name}".rstrip()
+        if target.kind == "cpu"
+        else f"{target.name or 'GPU'} (capability {target.capability})"
+    )
 
 
 def _toolchain(toolchain: schema.Toolchain) -> str:

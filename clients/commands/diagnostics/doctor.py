@@ -210,9 +210,12 @@ def _toolchain(gateway: GatewayClient, settings: ClientSettings) -> str:
 
     own = local_toolchain()
     workers = [worker for worker in gateway.workers() if worker.state != "dead"]
-    targets = [local_target("cpu"), *([local_target("cuda")] if torch.cuda.is_available() else [])]
+    targets = [
+        local_target("cpu", name=settings.target),
+        *([local_target("cuda")] if torch.cuda.is_available() else []),
+    ]
     for target in targets:
-        if not any(worker.toolchain == own and _serves(worker.target, target) for worker in workers):
+        if not any(schema.builds_for(w.toolchain, w.target, w.others, own, target) for w in workers):
             known = [worker for worker in workers if worker.toolchain.torch]  # others still start
             offered = "; ".join(sorted({_described(w.toolchain, w.target) for w in known})) or "none"
             raise errors.NoWorker(f"no worker for {_described(own, target)} (workers: {offered})")
@@ -285,12 +288,6 @@ CHECKS = (
     _Check("signature", ("gateway",), check_signature),
     _Check("round trip", ("backend", "settings", "redis", "toolchain", "signature"), _round_trip),
 )
-
-
-def _serves(offered: schema.Target, wanted: schema.Target) -> bool:
-    """Any CPU builds code for any other's instruction set; a GPU must be the same."""
-    same = (offered.kind, offered.name, offered.capability) == (wanted.kind, wanted.name, wanted.capability)
-    return offered.kind == wanted.kind and (wanted.kind == "cpu" or same)
 
 
 def _described(toolchain: schema.Toolchain, target: schema.Target) -> str:

@@ -1,5 +1,5 @@
 """`torchrelay explain`: each graph of the last run, hit or miss; for a miss the nearest entry and what differs; with
-programs the functions that were traced, and why."""
+programs the functions that started without tracing, and why others were traced."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the last run's graphs, for a miss the nearest entry of the cache and the differences, and why functions were
-    traced."""
+    """Show the last run's graphs, for a miss the nearest entry of the cache and the differences, and which functions
+    started without tracing or why they were traced."""
     settings = load_settings()
     run = last_run(settings.state_dir) if settings.state_dir is not None else None
     failure: RelayError | None = None
@@ -151,8 +151,11 @@ def _show_run(run: LastRun) -> None:
         if process.programs_checked:
             stale = f"{process.programs_stale} were stale and are dropped"
             print(f"Programs compared with a new trace: {process.programs_checked}; {stale}")
+        for function, times in process.started.items():
+            again = f" ({times} times)" if times > 1 else ""
+            print(output.shown(f"  {function}: started without tracing{again}"))
         for each in process.traced:
-            print(output.shown(f"  {each.function}: {each.reason}"))
+            print(output.shown(f"  {each.function}: traced; {each.reason}"))
 
 
 def _outcome(graph: GraphRecord) -> str:

@@ -42,6 +42,37 @@ def restart_analysis(specialized: Collection[str]) -> BaseException | None:
     return TensorifyScalarRestartAnalysis()
 
 
+def graph_break_at_data() -> BaseException | None:
+    """The exception by which Inductor has Dynamo break the graph that is being compiled, where code asks for a value
+    of a tensor (torch._subclasses.fake_tensor.DataDependentOutputException, OutputGraph.call_user_compiler). None where
+    graphs may hold such values (fullgraph=True, torch._dynamo.config.capture_scalar_outputs): Inductor then fails."""
+    from torch._guards import TracingContext
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    context = TracingContext.try_get()
+    env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+    if env is None or env.allow_scalar_outputs or env.allow_dynamic_output_shape_ops:
+        return None
+    return DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+
+
+def breaks_graph_at_data(error: BaseException) -> bool:
+    """Whether `graph_break_at_data` made it."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    return isinstance(error, DataDependentOutputException)
+
+
+def asks_for_data(error: BaseException) -> bool:
+    """Whether tracing failed because code asks for a value of a tensor, or for a size that only a run knows
+    (torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode and the errors of fake tensors)."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    kinds = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+    return isinstance(error, kinds)
+
+
 def register_backend(name: str, backend: Callable[..., Any]) -> None:
     """Have torch.compile know the back end by its name. Otherwise the first call that names it imports all of PyTorch's
     own back ends, before it asks installed packages for others."""

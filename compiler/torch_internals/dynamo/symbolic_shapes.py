@@ -51,11 +51,21 @@ def new_shape_env() -> ShapeEnv:
     return ShapeEnv(duck_shape=False)
 
 
-def new_symint(env: ShapeEnv, name: str, hint: int, lower: int, upper: int | None) -> torch.SymInt:
-    """A backed symbolic integer of `env` with that hint and range (ShapeEnv.create_symbol, create_symintnode)."""
+def new_symint(env: ShapeEnv, name: str, hint: int | None, lower: int, upper: int | None) -> torch.SymInt:
+    """A symbolic integer of `env` with that range: a backed one with that hint (ShapeEnv.create_symbol,
+    create_symintnode), or without one the size of an input that is unbacked (create_unbacked_symint)."""
     from torch._dynamo.source import LocalSource
     from torch.utils._sympy.value_ranges import ValueRanges
 
+    if hint is None:
+        with env.ignore_fresh_unbacked_symbols():
+            size = env.create_unbacked_symint()
+        made = sym_expr(size)
+        if lower >= 0:
+            env.size_like.add(made)
+        env.constrain_symbol_range(made, lower, int_oo if upper is None else upper)
+        env.unbacked_inputs.add(made)
+        return size
     source = LocalSource(name)
     symbol = env.create_symbol(
         hint,

@@ -21,7 +21,7 @@ def faster_lowering() -> Iterator[None]:
     keep a fork server from forking."""
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
-    from torch._inductor import scheduler
+    from torch._inductor import graph, scheduler  # noqa: F401 - graph first: the modules of codegen import each other
     from torch._inductor.codegen import common, cpp, cpp_template_kernel
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
     from torch._inductor.virtualized import V

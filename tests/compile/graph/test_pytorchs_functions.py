@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import agree
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+import torchrelay
+from comparison import agree, run, same, served
 from torch import nn
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 (registers operators)
 
@@ -149,6 +152,35 @@ def test_a_region_that_is_compiled_once_for_all_and_called_once() -> None:
         return x.sin() + 1
 
     agree(of(lambda x: region(x).cos()), rows(4, 8, grad=True))
+
+
+def test_a_region_that_is_compiled_once_for_all_and_called_for_each_layer() -> None:
+    """As eager: with local Inductor the gradients are wrong, up to torch 2.13."""
+
+    @torch.compiler.nested_compile_region
+    def region(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = F.layer_norm(x, (16,), scale)
+        return x + F.gelu(F.linear(y, weight), approximate="tanh")
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(16, 16) / 4 for _ in range(3))
+            self.scales = nn.ParameterList(torch.ones(16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight, scale in zip(self.weights, self.scales, strict=True):
+                x = region(x, weight, scale)
+            return F.layer_norm(x, (16,)).sin()
+
+    def eagerly() -> contextlib.AbstractContextManager[Any]:
+        return torch.compiler.set_stance("force_eager")
+
+    eager = run(Layers, rows(4, 16, grad=True), backend="eager", around=eagerly)
+    before = torchrelay.report()
+    remote = run(Layers, rows(4, 16, grad=True), backend="torchrelay")
+    assert served(before) == remote.graphs
+    same(eager, remote, tolerance=1e-5)
 
 
 def test_a_quantization_that_stays_one_operator() -> None:

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchrelay.clients.backend import RelayBackend
 from torchrelay.compiler.errors import Unsupported
 from torchrelay.compiler.graph.capture import capture
-from torchrelay.compiler.pipeline import rebuilt_graph, verify
+from torchrelay.compiler.pipeline import rebuilt_graph
+from torchrelay.compiler.pipeline.verification import verify
 from torchrelay.compiler.request import codec, key, schema, validate
 
 Inputs = tuple[torch.Tensor, ...]

@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline.block_masks import block_mask_of, is_flex_attention
-from torchrelay.compiler.pipeline.verify import verify
+from torchrelay.compiler.pipeline.verification.block_masks import block_mask_of, is_flex_attention
+from torchrelay.compiler.pipeline.verification.verify import verify
 from torchrelay.compiler.request import schema
 
 Graph = Callable[..., Any]

@@ -11,7 +11,7 @@ from planted_faults import Compiled
 from torch import nn
 from torch.nn import functional
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline import verify
+from torchrelay.compiler.pipeline.verification import verify
 from torchrelay.compiler.request import schema
 
 

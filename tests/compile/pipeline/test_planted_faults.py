@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from planted_faults import KINDS, Compiled, request, with_fault
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline.verify import verify
+from torchrelay.compiler.pipeline.verification.verify import verify
 
 PRECISIONS = pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._inductor.inductor_prims
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline import outcomes, random_replay
+from torchrelay.compiler.pipeline.verification import outcomes, random_replay
 from torchrelay.compiler.torch_internals.inductor import compile_fx
 
 SEEDS = (5, 2**40 + 17, -3, 2**62 + 1)

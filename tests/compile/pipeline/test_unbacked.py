@@ -124,6 +124,34 @@ def loop(turns: torch.Tensor, x: torch.Tensor) -> Any:
     return while_loop(lambda i, a: i > 0, lambda i, a: (i - 1, a * 1.5), (turns, kept))
 
 
+def any_number_of_rows(**bounds: int) -> Callable[[], torch.Tensor]:
+    def make() -> torch.Tensor:
+        made = rows()
+        torch._dynamo.decorators.mark_unbacked(made, 0, **bounds)
+        return made
+
+    return make
+
+
+def pairs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    torch._check(x.shape[0] == y.shape[0])
+    return (F.gelu(x) * y).sum(0) / x.shape[0]
+
+
+def heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    torch._check(x.shape[0] % 3 == 0)
+    return (x @ weight).unflatten(0, (-1, 3)).softmax(1).sum(0)
+
+
+UNBACKED: dict[str, tuple[Callable[..., Any], tuple[Callable[[], torch.Tensor], ...]]] = {
+    "rows": (lambda x: F.gelu(x).sum(0), (any_number_of_rows(),)),
+    "pairs of rows": (pairs, (any_number_of_rows(), any_number_of_rows())),
+    "a multiple": (heads, (any_number_of_rows(), lambda: torch.randn(4, 4, requires_grad=True))),
+    "two tensors": (lambda x, y: torch.cat([x, y]).sin() @ y.T, (any_number_of_rows(), any_number_of_rows())),
+}
+"""Inputs of whose sizes nothing may be assumed."""
+
+
 def weights() -> torch.Tensor:
     return torch.randn(3, 4, 4, requires_grad=True)
 
@@ -148,7 +176,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Callable[[], torch.Tensor], 
     "branch": (branch, (rows,)),
     "loop": (loop, (lambda: torch.tensor(3), rows)),
 }
-COMPILED = ("documents", "split", "experts")
+COMPILED = ("documents", "split", "experts", "rows")
 """Those that were refused or differ in kind; the others take g++ as long, and are slow."""
 
 
@@ -181,11 +209,42 @@ def test_a_worker_finds_the_sizes_that_tracing_found(program: str, dynamic: bool
     assert expected or program == "recomputed experts"  # whose sizes are inside another graph
 
 
+@pytest.mark.parametrize("program", UNBACKED)
+def test_a_worker_assumes_no_more_of_an_unbacked_input_than_tracing_did(program: str) -> None:
+    function, makers = UNBACKED[program]
+    requests: list[schema.GraphRequest] = []
+    traced: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        traced.extend(_sizes(gm))
+        requests.append(capture(gm, examples, mode="default", options={}).request)
+        return gm.forward
+
+    torch.compile(function, backend=backend)(*(make() for make in makers))
+    (request,) = requests
+    sent = codec.unpack_request(codec.pack_request(request))
+    validate.check_request(sent, codec.Limits())
+    assert {symbol.hint for symbol in sent.symbols} == {None}
+    assert _sizes(rebuilt_graph.rebuild(sent).gm) == traced != []
+
+
+def _sizes(gm: torch.fx.GraphModule) -> list[str]:
+    """The range of each size of an input that is a symbol."""
+    values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+    sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return [
+        str(size.node.shape_env.var_to_range[size.node.expr]) for size in sizes if not isinstance(size, int)
+    ]
+
+
 @pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize(
     "program",
-    [name if name in COMPILED else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS],
+    [
+        name if name in COMPILED else pytest.param(name, marks=pytest.mark.slow)
+        for name in PROGRAMS | UNBACKED
+    ],
 )
 def test_it_is_served_and_is_what_local_inductor_gives(program: str) -> None:
-    function, makers = PROGRAMS[program]
+    function, makers = (PROGRAMS | UNBACKED)[program]
     agree(lambda: functools.partial(function), lambda step: tuple(make() for make in makers), tolerance=1e-6)

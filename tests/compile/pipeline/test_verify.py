@@ -15,7 +15,7 @@ import torch
 from captured_requests import eager_of, request_of
 from torch import nn
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline.verify import verify
+from torchrelay.compiler.pipeline.verification.verify import verify
 from torchrelay.compiler.request import codec, schema
 
 Callee = Callable[..., Any]
@@ -190,7 +190,7 @@ def test_what_cannot_be_compared_is_skipped_and_says_why(monkeypatch: pytest.Mon
     plain = request_of(lambda x: x.sin(), torch.randn(4, 8))
     wrong = wrapped(plain, scale=2.0)
     with monkeypatch.context() as smaller:
-        smaller.setattr("torchrelay.compiler.pipeline.verify.INPUT_BYTES", 100)
+        smaller.setattr("torchrelay.compiler.pipeline.verification.verify.INPUT_BYTES", 100)
         small = verify(plain, wrong)
     assert (small.status, small.reason) == ("skipped", "inputs need 128 bytes, limit 100")
     lacking = verify(plain, wrong, runnable="this worker's CPU lacks avx9")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_up_apart import Apart, listens, loopback_up, namespace
+from test_up_apart import Apart, listens, loopback_up, namespace, run_alone
 
 JOB = """\
 name: on nodes that come and go
@@ -110,13 +110,9 @@ def kill(process):
 
 @pytest.mark.slow
 def test_a_job_is_searched_on_nodes_that_join_and_without_nodes_that_are_lost(tmp_path):
-    inside = namespace()
-    if not inside:
+    if not namespace():
         pytest.skip("nodes on one address need a network namespace")
-    ran = subprocess.run(
-        [*inside, sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1400
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_alone(__file__, tmp_path, seconds=1400)
 
 
 def main(home):

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "parts")]
+sys.path += [str(Path(__file__).parent), *(str(parts) for parts in Path(__file__).parents[2].glob("*/parts"))]
 import previous_release
 from test_train_apart import STEPS, prepare_training, steps_of, train
-from test_up_apart import Apart, listens, loopback_up, namespace
+from test_up_apart import Apart, listens, loopback_up, run_alone
 
 CLIENT = """
 import json, torch, torchrelay
@@ -36,7 +36,14 @@ PARTS = ("signer", "gateway", "dispatcher", "worker-cpu", "client")
 CASES = {
     "old_clients_and_dispatchers": {"client", "dispatcher"},
     "old_gateways_workers_and_signers": {"gateway", "worker-cpu", "signer"},
-    "an_upgrade_under_a_training_job": {"gateway", "worker-cpu", "dispatcher", "signer", "client"},
+    "an_upgrade_under_a_training_job": {
+        "gateway",
+        "worker-cpu",
+        "worker-train",
+        "dispatcher",
+        "signer",
+        "client",
+    },
 }
 """Which parts are of the release before. In the first two, parts that talk to each other are of different releases."""
 
@@ -46,6 +53,7 @@ class Mixed(Apart):
 
     def __init__(self, home: Path, old: set[str]) -> None:
         super().__init__(home)
+        self.old = old
         self.before = previous_release.unpack(home / "before")
         self.client_path = str(self.before) if "client" in old else ""
         for name in old - {"client"}:
@@ -57,7 +65,10 @@ class Mixed(Apart):
         self.start("redis", [])
         self.start("ray-head", [], f"--temp-dir={self.temp_dir}")
         self.wait(lambda: listens(self.ray_port) and listens(self.redis_port), "redis and Ray listening")
-        self.start("worker-cpu", self.start_service())
+        service = self.start_service()
+        self.start("worker-cpu", service)
+        if "worker-train" in self.old:
+            self.start("worker-train", service)
         self.wait(lambda: self.get("/readyz")[0] == 200, "a warm worker")
 
     def is_old(self, name: str) -> bool:
@@ -81,7 +92,7 @@ class Mixed(Apart):
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=120,
         )
         assert ran.returncode == 0, ran.stderr + self.logs()
         file, *counts = json.loads(ran.stdout)
@@ -130,14 +141,7 @@ def upgrade_under_a_job(parts: Mixed, old: set[str]) -> None:
 @pytest.mark.skipif(not previous_release.in_history(), reason="the release before is not in this clone")
 @pytest.mark.parametrize("case", CASES)
 def test_two_neighbouring_releases_work_together(case: str, tmp_path: Path) -> None:
-    inside = namespace()
-    ran = subprocess.run(
-        [*inside, sys.executable, __file__, str(tmp_path), "alone" if inside else "shared", case],
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_alone(__file__, tmp_path, case)
 
 
 def main(home: Path, network: str, case: str) -> None:
@@ -147,7 +151,7 @@ def main(home: Path, network: str, case: str) -> None:
     try:
         run = upgrade_under_a_job if "upgrade" in case else misses_and_hits
         run(parts, set(CASES[case]))
-    except psutil.Error as error:
+    except (psutil.Error, subprocess.TimeoutExpired) as error:
         raise AssertionError(parts.logs()) from error
     finally:
         parts.close()

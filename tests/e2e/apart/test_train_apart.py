@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_up_apart import Apart, listens, loopback_up, namespace
+from test_up_apart import Apart, listens, loopback_up, run_alone
 
 STEPS = 40
 SCRIPT = f"""
@@ -110,14 +110,7 @@ def steps_of(file):
 
 @pytest.mark.slow
 def test_ranks_go_on_without_a_gateway_and_nothing_they_told_is_lost(tmp_path):
-    inside = namespace()
-    ran = subprocess.run(
-        [*inside, sys.executable, __file__, str(tmp_path), "alone" if inside else "shared"],
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_alone(__file__, tmp_path)
 
 
 def main(home, network):

@@ -25,8 +25,10 @@ import urllib.request
 from pathlib import Path
 
 import psutil
-import waiting
 import yaml
+
+sys.path += [str(parts) for parts in Path(__file__).parents[2].glob("*/parts")]  # for programs in namespaces
+import waiting
 
 ROOT = Path(__file__).parents[3]
 SECRETS = {
@@ -276,15 +278,14 @@ def namespace():
     return command if allowed else []
 
 
-def run_alone(script, home, *more):
+def run_alone(script, home, *more, seconds=580):
     """Runs a module's `main` in a network of its own, where that can be had."""
     inside = namespace()
     ran = subprocess.run(
         [*inside, sys.executable, script, str(home), "alone" if inside else "shared", *more],
-        env={**os.environ, "PYTHONPATH": str(Path(waiting.__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=seconds,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

@@ -182,7 +182,7 @@ def test_two_ranks_change_at_the_same_call_to_what_a_search_found(
 def ranks(service: PrivateService, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """What each of two ranks told."""
     variables = {**service.environment, "TORCHRELAY_BACKGROUND": "1"}
-    with torchrun(folder, 2, *arguments, script=RANKS, **variables) as agent:
+    with torchrun(folder, 2, *arguments, script=RANKS, environment=variables) as agent:
         output = agent.communicate(timeout=500)[0]
     assert agent.returncode == 0, output[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-COMMIT = "55aeb22b"
+COMMIT = "19f5eb70"
 """Before the first release: a state of the code whose protocols are those of today."""
 
 

@@ -56,12 +56,22 @@ def train(backend: str, rank: int, folder: Path, device: torch.device, *, waits:
 
 
 def without_execution(folder: Path) -> None:
-    """Start this process again where no file that it can write can be executed."""
-    place = folder / "noexec"
+    """Start this process again where nothing in a folder that it may use can be executed, but for Inductor's."""
+    place, inductor = folder / "noexec", folder / "inductor"
     place.mkdir()
-    script = 'mount -t tmpfs -o noexec none "$0" && mkdir "$0/cache-1" && TMPDIR="$0" NOEXEC=yes exec "$@"'
+    inductor.mkdir(exist_ok=True)
+    script = """
+        set -e
+        mount -t tmpfs -o noexec none "$0" && mkdir "$0/cache-1"
+        mount --bind "$1" "$1" && shift  # what stays executable, the environment and Inductor's folder
+        mount --bind "$1" "$1" && shift
+        for shared in /tmp /var/tmp /dev/shm; do
+            mount --rbind $shared $shared && mount -o remount,bind,noexec $shared
+        done
+        TMPDIR="$0" NOEXEC=yes exec "$@"
+    """
     within = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c", script, str(place)]
-    os.execvp(within[0], [*within, sys.executable, *sys.argv])
+    os.execvp(within[0], [*within, sys.prefix, str(inductor), sys.executable, *sys.argv])
 
 
 def main() -> None:

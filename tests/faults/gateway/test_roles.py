@@ -69,7 +69,9 @@ def test_a_gateway_without_a_dispatcher_answers_hits_and_queues_the_rest(start_r
         stream = follow(http, answer.json()["key"])
         assert next(stream)[1] == "queued"
         start_role("dispatcher")
-        assert [stage for _, stage, _ in stream] == ["aot", "inductor", "publish", "done"]
+        stages = [stage for _, stage, _ in stream]
+        assert stages[-4:] == ["aot", "inductor", "publish", "done"]
+        assert set(stages[:-4]) <= {"queued"}  # its place in the queue
 
 
 def test_what_is_queued_outlives_a_redis_that_loses_its_memory(

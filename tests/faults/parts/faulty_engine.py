@@ -24,6 +24,10 @@ def describe(kind: str) -> tuple[schema.Toolchain, schema.Target]:
     return TOOLCHAIN, TARGET
 
 
+def others(kind: str) -> list[schema.OtherTarget]:
+    return []
+
+
 def missing(kind: str) -> str:
     return ""
 

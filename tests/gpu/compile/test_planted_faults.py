@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted_faults import KINDS, Compiled, request, with_fault
 from torchrelay.compiler.errors import VerifyFailed
-from torchrelay.compiler.pipeline.verify import verify
+from torchrelay.compiler.pipeline.verification.verify import verify
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -10,6 +10,7 @@ from torchrelay.workers.fork_server import compile_engine
 from torchrelay.workers.fork_server.compile_engine import (
     describe,
     missing,
+    others,
     preload,
     preparation,
     prepare,
@@ -17,7 +18,17 @@ from torchrelay.workers.fork_server.compile_engine import (
     warm_up,
 )
 
-__all__ = ["compile_graph", "describe", "missing", "preload", "preparation", "prepare", "search", "warm_up"]
+__all__ = [
+    "compile_graph",
+    "describe",
+    "missing",
+    "others",
+    "preload",
+    "preparation",
+    "prepare",
+    "search",
+    "warm_up",
+]
 
 
 def compile_graph(request: bytes, *, progress: Callable[..., None], **rest: Any) -> bytes:

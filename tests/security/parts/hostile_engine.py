@@ -34,6 +34,10 @@ def describe(kind: str) -> tuple[schema.Toolchain, schema.Target]:
     return service_parts.TOOLCHAIN, service_parts.TARGET
 
 
+def others(kind: str) -> list[schema.OtherTarget]:
+    return []
+
+
 def missing(kind: str) -> str:
     return ""
 

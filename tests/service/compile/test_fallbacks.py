@@ -78,6 +78,39 @@ def test_training_goes_on_with_one_warning(
     assert torchrelay.report().fallbacks == {kind.code: 2}
 
 
+def inner(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().square().sum()
+
+
+def outer(x: torch.Tensor) -> torch.Tensor:
+    return inner(x * 1)
+
+
+def test_a_graph_that_data_decide_is_broken_as_by_inductor(
+    gateway: Running, client: Callable[[str], None]
+) -> None:
+    """The frame runs as it is, and what it calls is asked for: here the second error answers that."""
+    client("remote")
+    gateway.pool.errors += [errors.DataDependent("Eq(u0, 0)"), errors.CompileFailed("the inner graph")]
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with pytest.warns(torchrelay.FallbackWarning, match="the inner graph") as told:
+        torch.compile(outer, backend="torchrelay")(x).backward()
+    assert len([w for w in told if w.category is torchrelay.FallbackWarning]) == 1
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    assert gateway.pool.errors == []
+    assert torchrelay.report().fallbacks == {"compile_failed": 1}
+
+
+def test_a_graph_that_must_be_whole_is_not_broken(gateway: Running, client: Callable[[str], None]) -> None:
+    client("remote")
+    gateway.pool.errors += [errors.DataDependent("Eq(u0, 0)")]
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    with pytest.warns(torchrelay.FallbackWarning, match="Eq"):
+        torch.compile(outer, backend="torchrelay", fullgraph=True)(x).backward()
+    torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
+    assert torchrelay.report().fallbacks == {"data_dependent": 1}
+
+
 def test_training_goes_on_when_a_sign_in_has_ended(
     client: Callable[[str], None], gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,6 +211,23 @@ def test_functions_that_are_traced_are_listed_once_for_each_reason() -> None:
     assert [each.reason for each in run.snapshot().traced] == ["symbolic sizes", "hooks"]
 
 
+def test_functions_that_start_without_tracing_are_counted_by_name() -> None:
+    run = RunReport()
+    for name in ("train.Net.forward", "train.loss", "train.Net.forward"):
+        run.started(name)
+    assert run.snapshot().started == {"train.Net.forward": 2, "train.loss": 1}
+    assert run.snapshot().programs == 3
+
+
+def test_a_function_that_is_recorded_is_listed_as_having_had_no_record_unless_another_reason_is() -> None:
+    run = RunReport()
+    run.recorded("train.loss")
+    run.traced("train.Net.forward", "x has other sizes")
+    run.recorded("train.Net.forward")
+    found = {each.function: each.reason for each in run.snapshot().traced}
+    assert found == {"train.loss": "it had no record", "train.Net.forward": "x has other sizes"}
+
+
 def test_threads_lose_no_count() -> None:
     run = RunReport()
 

@@ -83,6 +83,7 @@ def test_argument_beats_environment_beats_config_beats_credentials(
         ("TORCHRELAY_TOKEN_FILE", "/var/run/token", "token_file", Path("/var/run/token")),
         ("TORCHRELAY_PUBLIC_KEYS", f"{KEY}, {KEY}", "public_keys", (KEY, KEY)),
         ("TORCHRELAY_MODE", "require", "mode", "require"),
+        ("TORCHRELAY_TARGET", "aarch64", "target", "aarch64"),
         ("TORCHRELAY_CACHE_DIR", "/x/y", "cache_dir", Path("/x/y")),
         ("TORCHRELAY_PREFETCH", "0", "prefetch", False),
         ("TORCHRELAY_PROGRAMS", "1", "programs", "own"),
@@ -356,3 +357,21 @@ def test_a_rank_of_torchrun_knows_its_job_and_the_agents_store(monkeypatch: pyte
     assert without is not None and without.store is None
     monkeypatch.setenv("WORLD_SIZE", "four")
     assert load_launcher_info() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, True),
+        ({"programs": "off"}, False),
+        ({"mode": "off"}, False),
+        ({"mode": "cache"}, True),
+        ({"target": "aarch64"}, False),
+        ({"disk_cache_bytes": 0}, False),
+        ({"disk_cache_bytes": 0, "programs": "team"}, True),
+    ],
+)
+def test_functions_start_from_records_where_there_can_be_artifacts_and_a_place_for_them(
+    given: dict[str, Any], kept: bool
+) -> None:
+    assert ClientSettings(cache_dir=Path("/x"), **{"programs": "own", **given}).keeps_programs is kept

@@ -135,7 +135,7 @@ def test_make_flow_lists_every_step_of_a_compile_in_order_and_imports_nothing() 
     steps = [row[1] for row in rows if len(row) == 4]
     assert " ".join(step.replace(" ", "_") for step in steps) == (
         "capture request key send route authentication limits cache single_flight queue intake dispatch pool slot "
-        "fork_server child rebuild compile compare sign publish answer fetch verify load"
+        "fork_server child rebuild equal_layers compile compare sign publish answer fetch verify load"
     )
     modules = [row[-2] for row in rows]
     assert all((ROOT / module).is_file() for module in modules)

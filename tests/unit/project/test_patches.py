@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 INTERNALS = ROOT / "compiler" / "torch_internals"
 FILES = sorted(path for path in INTERNALS.rglob("*.py") if path.name != "patching.py")
-REPLACING = ("patched", "replace", "hooks.put")
+REPLACING = ("patched", "replace", "hooks.put", "hooks.observe")
 SETTINGS = ("config", "counters", "torch.backends.cudnn")
 """Of PyTorch, not parts of it: they are there to be set."""
 
@@ -24,7 +24,7 @@ def written(node: ast.expr) -> str:
 def replaced(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in REPLACING:
-            owner, name, _ = node.args
+            owner, name, *_ = node.args
             yield f"{ast.unparse(owner)}.{written(name)}"
 
 

@@ -20,6 +20,9 @@ from torchrelay.compiler.request import schema
 from torchrelay.compiler.request.operator_table import table
 from torchrelay.compiler.tuning import records
 from torchrelay.workers.settings import SlotSettings
+from torchrelay.workers.slot.actor import CompileSlot
+from torchrelay.workers.training.capture import CaptureActor
+from torchrelay.workers.training.job_driver import JobDriverActor
 
 PLACES = (
     *("compiler.api", "compiler.artifact", "compiler.request", "compiler.tuning"),
@@ -110,6 +113,21 @@ def test_slot_settings_reach_a_worker_that_knows_fewer_of_them() -> None:
 
     sent = Newer(worker="w", kind="cpu", isolation="off", of_the_next_release=2)
     assert pickle.loads(pickle.dumps(sent)) == SlotSettings(worker="w", kind="cpu", isolation="off")
+
+
+METHODS: dict[type, str] = {
+    CompileSlot: "start lost compile search cancel reply close stop_idle_searches",
+    CaptureActor: "placed run",
+    JobDriverActor: """warm begin events cancel held close controller attempt turned resize order package warm_process
+        record _abandon _abandon_soon _cancelled_as _clear _end_ranks _end_warm _failed _failed_once _fit _new_events
+        _not_started _order_ranks _out_of_time _ray_folder _run _save _set_state _take _warm_up _watch_time _why""",
+}
+"""Ray sends an actor's class as a list of its methods' names, private ones too, all of which the node must have."""
+
+
+@pytest.mark.parametrize("actor", METHODS)
+def test_an_actors_class_has_all_methods_that_the_release_before_names(actor: type) -> None:
+    assert [name for name in METHODS[actor].split() if not hasattr(actor, name)] == []
 
 
 @pytest.mark.parametrize("encode", [msgspec.msgpack.encode, msgspec.json.encode])

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_told_as_msgspec_tells_it() -> None:
 @pytest.mark.parametrize("decode", [decoding.from_json, decoding.from_msgpack])
 def test_bytes_that_are_no_text_and_deep_nesting_are_decode_errors(decode) -> None:
     not_text = b'"\xff"' if decode is decoding.from_json else b"\xa1\xff"
-    with pytest.raises(msgspec.DecodeError, match="not UTF-8"):
+    with pytest.raises(msgspec.DecodeError, match="UTF-8"):
         decode(not_text, type=str)
     deep = b"[" * 100_000 if decode is decoding.from_json else b"\x91" * 100_000
     with pytest.raises(decoding.NestedTooDeep):

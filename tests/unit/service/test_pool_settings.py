@@ -27,6 +27,7 @@ def test_every_field_that_has_a_setting_reaches_the_pool(monkeypatch) -> None:
         body_bytes=1 << 10,
         kernels_dir=Path("/k"),
         kernels_limit_bytes=5,
+        equal_layers="off",
         isolation="required",
         autoscale_idle_seconds=60.0,
         autoscale_cpu_slots=8,

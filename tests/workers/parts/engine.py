@@ -44,6 +44,10 @@ def describe(kind):
     return TOOLCHAIN, TARGET
 
 
+def others(kind):
+    return []
+
+
 def missing(kind):
     return ""
 
@@ -52,7 +56,7 @@ def preparation(target):
     return ""
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask):
+def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask, equal_layers):
     order = decoding.from_json(request) if request[:1] == b"{" else decoding.from_msgpack(request)
     if order["do"] in ("build", "fetch"):
         order["kernels"] = kernels

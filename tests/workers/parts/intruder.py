@@ -42,6 +42,10 @@ def describe(kind):
     return TOOLCHAIN, TARGET
 
 
+def others(kind):
+    return []
+
+
 def missing(kind):
     return ""
 
@@ -50,7 +54,7 @@ def preparation(target):
     return ""
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask):
+def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask, equal_layers):
     order = decoding.from_json(request)
     return globals()[order.pop("do")](workdir, kernels, **order)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from intruder import describe, preload, preparation, warm_up
+from intruder import describe, others, preload, preparation, warm_up
 
-__all__ = ["compile_graph", "describe", "missing", "preload", "preparation", "warm_up"]
+__all__ = ["compile_graph", "describe", "missing", "others", "preload", "preparation", "warm_up"]
 
 
 def missing(kind):

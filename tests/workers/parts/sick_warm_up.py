@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from engine import compile_graph, describe, missing, preparation
+from engine import compile_graph, describe, missing, others, preparation
 from torchrelay.workers.fork_server import warm_up as limits
 
-__all__ = ["compile_graph", "describe", "missing", "preload", "preparation", "warm_up"]
+__all__ = ["compile_graph", "describe", "missing", "others", "preload", "preparation", "warm_up"]
 
 EATS = "import time; held = []\nwhile True: held.append(bytearray(b'x' * (32 << 20))); time.sleep(0.02)"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from engine import compile_graph, describe, missing, warm_up
+from engine import compile_graph, describe, missing, others, warm_up
 from torchrelay.compiler import decoding
 from torchrelay.workers.settings import SlotOrder
 
-__all__ = ["compile_graph", "describe", "missing", "prepare", "preparation", "preload", "warm_up"]
+__all__ = ["compile_graph", "describe", "missing", "others", "prepare", "preparation", "preload", "warm_up"]
 
 MARK = b"a tenant's own words"
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from ..request.allowed_names import words
-from ..torch_internals.dynamo.operators import all_nodes
+from ...request.allowed_names import words
+from ...torch_internals.dynamo.operators import all_nodes
 
 
 class BlockMask(Struct, frozen=True):

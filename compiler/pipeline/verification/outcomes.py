@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from msgspec import Struct
 
-from ..errors import VerifyFailed
-from ..graph import names
-from ..request.allowed_names import words
-from ..search.numerics import TOLERANCE, difference, rounded_share, shared_places
-from ..torch_internals.dynamo.operators import all_nodes
+from ...errors import VerifyFailed
+from ...graph import names
+from ...request.allowed_names import words
+from ...search.numerics import TOLERANCE, difference, rounded_share, shared_places
+from ...torch_internals.dynamo.operators import all_nodes
 
 
 class Outcome(Struct):
@@ -387,21 +387,22 @@ def dtypes_of(values: Iterable[Any]) -> set[torch.dtype]:
 def random_node(gm: torch.fx.GraphModule) -> str:
     """The name of the first node that draws random numbers, in the graph or a graph inside it; '' if there is none."""
     calls = (node for node in all_nodes(gm) if node.op in ("call_function", "call_method"))
-    return next((str(node) for node in calls if _draws(node)), "")
+    return next((str(node) for node in calls if draws(node)), "")
 
 
 _RANDOM_WORDS = words("rand dropout bernoulli multinomial normal_ uniform_ exponential_ rrelu")
 
 
-def _draws(node: torch.fx.Node) -> bool:
+def draws(node: torch.fx.Node) -> bool:
+    """Whether a node that calls something draws random numbers."""
     name = node.target if isinstance(node.target, str) else names.target_name(node.target)
     name = name.rpartition("ops.")[2].lower()
     if "scaled_dot_product" in name:
-        return _argument(node, 4, "dropout_p", 0.0) != 0
+        return argument(node, 4, "dropout_p", 0.0) != 0
     if "dropout" in name:
-        return _argument(node, 1, "p", 0.5) != 0 and _argument(node, 2, "training", True) is not False
+        return argument(node, 1, "p", 0.5) != 0 and argument(node, 2, "training", True) is not False
     return any(word in name for word in _RANDOM_WORDS)
 
 
-def _argument(node: torch.fx.Node, position: int, name: str, default: object) -> object:
+def argument(node: torch.fx.Node, position: int, name: str, default: object) -> object:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)

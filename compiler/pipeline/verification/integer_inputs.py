@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from ..torch_internals.dynamo.operators import (
+from ...torch_internals.dynamo.operators import (
     called_graph,
     is_pytorchs,
     packets,

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from msgspec import Struct
 
-from ..search.numerics import memory_of
-from ..torch_internals.dynamo.operators import packets, tensors_in
+from ...search.numerics import memory_of
+from ...torch_internals.dynamo.operators import packets, tensors_in
 
 Kind = Literal["normal", "near one", "small", "zero or one"]
 

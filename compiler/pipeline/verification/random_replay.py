@@ -17,9 +17,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..errors import VerifyFailed
-from ..torch_internals.dynamo import operators
-from ..torch_internals.inductor import compile_fx
+from ...errors import VerifyFailed
+from ...torch_internals.dynamo import operators
+from ...torch_internals.inductor import compile_fx
+from ...torch_internals.inductor.subgraphs import invoke_subgraph
 from .outcomes import AtenReference, EagerRounding, Precision
 
 
@@ -169,8 +170,10 @@ def _masks(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.dtype]:
     """Dropout's masks: the nodes that round a random number which is then only compared with a number, perhaps through
     views, and those comparisons; each with the dtype that it is rounded to."""
     found: dict[torch.fx.Node, torch.dtype] = {}
-    for node in gm.graph.nodes:
+    for node in operators.all_nodes(gm):
         if node.target is torch.ops.prims.convert_element_type.default:
+            number: Any
+            dtype: Any
             number, dtype = node.args
             if number.target is torch.ops.prims.inductor_random.default and (ends := _compared(node)):
                 found |= dict.fromkeys([node, *ends], dtype)
@@ -203,10 +206,17 @@ class _Drawing(torch.fx.Interpreter):
     """Interprets a graph with ATen, but draws the random numbers of Inductor's kernels. exact: casts to a floating
     dtype give float64."""
 
-    def __init__(self, gm: torch.fx.GraphModule, way: Masks, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        way: Masks,
+        *,
+        exact: bool = False,
+        spelling: RngVariant | None = None,
+    ) -> None:
         super().__init__(gm)
         self._exact = exact
-        self._spelling = rng_variant(gm)
+        self._spelling = spelling or rng_variant(gm)
         self._way = way
         self._masks = {} if way == "as written" else _masks(gm)
 
@@ -229,6 +239,8 @@ class _Drawing(torch.fx.Interpreter):
             size, seed, mode = args[:3]
             spelled = "cpu" if seed.device.type == "cpu" else self._spelling
             return (uniform if mode == "rand" else normal)(size, seed, spelled)
+        if target is invoke_subgraph:
+            return _Drawing(args[0], self._way, exact=self._exact, spelling=self._spelling).run(*args[2:])
         # ATen's results may have other strides than AOTAutograd's, and then have no such view.
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
@@ -299,7 +311,7 @@ def cannot_draw(gm: torch.fx.GraphModule) -> str:
     """Why the graph's random numbers cannot be drawn again here; '' if they can."""
     drawing: dict[str, list[torch.fx.Node]] = {}
     order = []
-    for node in gm.graph.nodes:
+    for node in operators.all_nodes(gm):
         name = str(node.target)
         if name.startswith("prims.inductor_") and any(word in name for word in ("rand", "seed")):
             if name.split(".")[1] not in _WORKED_OUT:

@@ -27,14 +27,15 @@ from typing import Any
 
 import torch
 
-from ..artifact import manifest
-from ..errors import VerifyFailed
-from ..graph import ambient
-from ..request import schema
-from ..search.numerics import fill, memory_of
-from ..torch_internals.dynamo.operators import in_float64
-from ..torch_internals.inductor import compile_fx
-from . import block_masks, integer_inputs, outcomes, random_replay, rebuilt_graph
+from ...artifact import manifest
+from ...errors import VerifyFailed
+from ...graph import ambient
+from ...request import schema
+from ...search.numerics import fill, memory_of
+from ...torch_internals.dynamo.operators import in_float64
+from ...torch_internals.inductor import compile_fx
+from .. import rebuilt_graph
+from . import block_masks, integer_inputs, outcomes, random_replay
 from .float_inputs import generator as float_generator
 from .integer_inputs import InputFacts
 
@@ -75,7 +76,7 @@ def verify(
         seconds = time.perf_counter() - start
         return manifest.Verification("passed", but, min(worst, sys.float_info.max), seconds)
 
-    symbols = {s.name: s.hint for s in request.symbols}
+    symbols = _example_sizes(request)
     need = _input_bytes(request, symbols)
     if runnable:
         return skipped(runnable)
@@ -204,12 +205,24 @@ def _replayed(
 
 def exercise(request: schema.GraphRequest, compiled: Callable[..., Any]) -> None:
     """Run the compiled graph once, so that its kernels measure their candidates. Its results are ignored."""
-    symbols = {s.name: s.hint for s in request.symbols}
+    symbols = _example_sizes(request)
     if _input_bytes(request, symbols) > _input_limit(request.target.kind):
         return
     # Random inputs may be invalid for the graph; its kernels then keep all candidates.
     with contextlib.suppress(RuntimeError, IndexError):
         _run(request, compiled, symbols, _NONE)
+
+
+UNBACKED_SIZE = 24
+"""Inputs have this size where a program gives no example. Programs that ask for a multiple ask for a small one."""
+
+
+def _example_sizes(request: schema.GraphRequest) -> dict[str, int]:
+    sizes = {}
+    for symbol in request.symbols:
+        upper = UNBACKED_SIZE if symbol.upper is None else min(symbol.upper, UNBACKED_SIZE)
+        sizes[symbol.name] = max(symbol.lower, upper) if symbol.hint is None else symbol.hint
+    return sizes
 
 
 def _input_bytes(request: schema.GraphRequest, symbols: dict[str, int]) -> int:
