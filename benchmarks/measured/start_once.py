@@ -2,17 +2,19 @@
 
 No graph is compiled: each runs as the request of its artifact describes it, so that a start costs no g++. All else is
 the client's own: programs are looked up, made again, checked, recorded and kept as with a service. `functions` counts
-those that Dynamo was given; `reasons` tell for each that was traced why. With --check, each function is traced, and its
+those that Dynamo made code of, with their variants; it gives others up, in a trace that each start repeats. `reasons`
+tell for each that was traced why. With --check, each function is traced, and its
 program compared with the trace: `checked` counts them, `stale` says how they differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +36,40 @@ from zoo_models.entry import tensors_in
 
 
 class Functions(ProcessPrograms):
-    """Counts what Dynamo was given."""
+    """Counts what Dynamo made code of."""
 
     found = started = checks_made = 0
+    is_compiled = False
 
     def __init__(self, folder: Path, *, check: bool) -> None:
         super().__init__(uncompiled, ProgramStore(folder, folder), RequestedGraphs, check_one_in=int(check))
         self.stale: list[str] = []
         self.reasons: list[tuple[str, str]] = []
 
-    def key(self, frame: frames.FrameName) -> str:
-        self.found += 1
-        return super().key(frame)
+    @contextlib.contextmanager
+    def starting(self, frame: frames.FrameName) -> Iterator[None]:
+        self.is_compiled = False
+        with super().starting(frame):
+            yield
+        self.found += self.is_compiled
 
-    def used(self, frame: frames.FrameName) -> None:
+    def used(self, frame: frames.FrameName, key: str, record: FrameProgram) -> None:
+        self.is_compiled = True
         self.started += 1
 
+    def made(
+        self, frame: frames.FrameName, key: str, program: FrameProgram, instead: FrameProgram | None = None
+    ) -> None:
+        self.is_compiled = True
+        super().made(frame, key, program, instead)
+
     def checked(self, frame: frames.FrameName, key: str, record: FrameProgram, difference: str) -> None:
+        self.is_compiled = True
         self.checks_made += 1
         self.stale += [difference] if difference else []
 
     def unfit(self, frame: frames.FrameName, reason: str) -> None:
+        self.is_compiled = True
         self.reasons.append((f"{frame.module}.{frame.name}", reason))
 
 

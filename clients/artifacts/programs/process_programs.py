@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from ....compiler import decoding
-from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph, in_order
+from ....compiler.artifact.programs.records import REVISION, FrameProgram, ProgramGraph
 from ....compiler.graph.ambient import differing_process_state
 from ....compiler.graph.captured_graph import CapturedGraph
 from ....compiler.graph.configuration import Options, read_configuration, split_options
@@ -101,19 +101,23 @@ class ProcessPrograms:
         return _key(frame)
 
     def find(self, key: str) -> Iterator[FrameProgram]:
-        with self.timed("lookup"):
-            kept = self._store.file(key)
-        yield from in_order(kept.variants)
-        if self._team is None:
-            return
-        others = self._team.find(key)
+        known: set[str] = set()
+        for program in self._looked_up(self._store.variants(key)):
+            yield program
+            if self._team is not None:
+                known.add(digest(program))
+        if self._team is not None:
+            known.update(self._store.stale(key))
+            others = self._looked_up(self._team.find(key))
+            yield from (program for program in others if digest(program) not in known)
+
+    def _looked_up(self, programs: Iterator[FrameProgram]) -> Iterator[FrameProgram]:
         while True:
             with self.timed("lookup"):
-                program = next(others, None)
+                program = next(programs, None)
             if program is None:
                 return
-            if program not in kept.variants and digest(program) not in kept.stale:
-                yield program
+            yield program
 
     def graph(self, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:
         start = time.perf_counter()
@@ -138,11 +142,14 @@ class ProcessPrograms:
         """The graph, and why it would be another one in this process now, or ''."""
         request = decoding.from_msgpack(record.request, type=schema.GraphRequest)
         background, options = split_options(_given_options(frame))
+        trace, options = config.split_trace_options(options)
         inductor, aot, cudagraphs = read_configuration(request.mode, options)
         sizes = {symbol.name: symbol.hint for symbol in request.symbols}
         captured = CapturedGraph(request, sizes, record.device, cudagraphs)
         if self._source().may_begin_eagerly(background):
             return captured, "the ranks of a job decide together how long it runs eagerly"
+        if trace.files:
+            return captured, "Inductor's trace of a graph is to be written"
         other = other_settings(request, inductor, aot) or _other_device(request, record)
         return captured, f"a graph of it would be another one now, because of {other}" if other else ""
 
@@ -154,6 +161,8 @@ class ProcessPrograms:
     def made(
         self, frame: FrameName, key: str, program: FrameProgram, instead: FrameProgram | None = None
     ) -> None:
+        if instead is None:
+            process_report().recorded(_name(frame))
         try:
             self._keep(key, program, instead)
         except Exception as error:  # settings that lead to no service
@@ -171,8 +180,9 @@ class ProcessPrograms:
     def unfit(self, frame: FrameName, reason: str) -> None:
         process_report().traced(_name(frame), reason)
 
-    def used(self, frame: FrameName) -> None:
-        process_report().count("programs")
+    def used(self, frame: FrameName, key: str, record: FrameProgram) -> None:
+        self._store.used(key, record)
+        process_report().started(_name(frame))
 
 
 def _name(frame: FrameName) -> str:
@@ -215,6 +225,7 @@ def _key(frame: FrameName) -> str:
         frame.module,
         frame.name,
         frame.code,
+        frame.modules,
         frame.one_graph,
         frame.splits,
         _place(),

@@ -375,7 +375,8 @@ def _simple(value: Any, depth: int = _DEPTH) -> Any:
         case types.FunctionType():
             return value.__module__, value.__qualname__, code_digest(value.__code__)
         case type():
-            kinds = [kind for kind in value.__mro__ if not _of_library(kind)]
+            every = (*value.__mro__, *inspect.getmro(type(value)))
+            kinds = [kind for kind in every if not _of_library(kind)]
             inner = min(depth, 3) - 1
             return f"{value.__module__}.{value.__qualname__}", [
                 once(f"attributes {inner}", kind, lambda kind: _plain_attributes(kind, inner))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 8
+REVISION = 10
 """The revision of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """The limit of an encoded program."""
@@ -31,13 +31,15 @@ class SourceRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 class GuardRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A condition on the value at a source. kind: a method of Dynamo's GuardBuilder. expected: a description of the
-    value when it was traced; what describes the value now must equal it. None: the kind alone says the condition."""
+    value when it was traced; what describes the value now must equal it. None: the kind alone says the condition.
+    identity: which of the guards' functions or tensors' memories it is, counted in the order of the guards."""
 
     kind: _Name
     source: _Index
     sources: dict[_Name, _Index] = {}
     values: dict[_Name, Any] = {}
     expected: Any = None
+    identity: int | None = None
 
 
 class SizesRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -78,21 +80,22 @@ class CodeReference(Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class ConstantRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A constant of PyTorch's in bytecode: its place in co_consts (through code objects inside), and the form of
-    values.constant; None: the dict of the frame's global variables."""
+    """A constant in bytecode that is an object: its place in co_consts (through code objects inside), and what
+    describes it; None: the dict of the frame's global variables."""
 
     path: list[_Index]
     value: Any
 
 
 class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A global variable that Dynamo made for its bytecode: a module, or the code of a function to go on with after a
-    graph break."""
+    """A global variable that Dynamo made for its bytecode: a module; the global variables of a traced function that has
+    no module, `module` and `function` name it; or the code of a function to go on with after a graph break."""
 
     name: _Name
     module: _Name = ""
     code: bytes = b""
     constants: list[ConstantRecord] = []
+    function: _Name = ""
 
 
 class ProgramGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -159,15 +162,6 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What digests.Met.registered said of what guards and traced functions name."""
     kernels: _Name
     """A digest of PyTorch's own kernels in Python, before the trace: others are looked at before the record is used."""
-
-
-class ProgramFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All variants of one function, the latest last. stale: SHA-256 digests of records that are not used, because a
-    new trace of the same call differed."""
-
-    revision: int
-    variants: list[FrameProgram]
-    stale: list[_Name] = []
 
 
 def in_order(variants: Sequence[FrameProgram]) -> list[FrameProgram]:

@@ -44,6 +44,18 @@ def is_pytorchs(target: Any) -> bool:
     return isinstance(target, OpOverload) and target.namespace in REGISTERED_BY
 
 
+def is_stateless(node: torch.fx.Node) -> bool:
+    """Whether a node calls an operator of ATen or a function of PyTorch's that keeps nothing from call to call. A batch
+    norm may change its running means, though its schema does not say so."""
+    target: Any = node.target
+    if node.op not in ("call_function", "call_method") or isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    if isinstance(target, (OpOverload, torch._ops.OpOverloadPacket)):
+        return str(target).startswith(("aten.", "prims.")) and "batch_norm" not in str(target)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return "batch_norm" not in name and "instance_norm" not in name
+
+
 def schema_argument(node: torch.fx.Node, name: str) -> Any:
     """An operator call's argument by its name in the schema, its default where the call has none."""
     for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]

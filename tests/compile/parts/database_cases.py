@@ -38,7 +38,8 @@ def _databases(module: str) -> Any:
     torch.backends, which is undone. The entries of random operators are functions that set the seed first, which is no
     graph: they call the operator alone here."""
     found = importlib.import_module(f"torch.testing._internal.{module}")
-    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    # torch.backends is an object that stands in for the module whose functions read the flag.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     for name, loaded in list(sys.modules.items()):
         if name.startswith("torch.testing._internal.") and hasattr(loaded, "wrapper_set_seed"):
             vars(loaded)["wrapper_set_seed"] = _call
@@ -54,10 +55,17 @@ class Call(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An entry of a database. make: its call, on new tensors; None where the entry has no sample."""
+    """An entry of a database. samples(dtype, requires_grad): its calls, on new tensors. dtypes: those that it supports;
+    the first is the one to use."""
 
     name: str
-    make: Callable[[], Call | None]
+    samples: Callable[[torch.dtype, bool], Iterator[Call]]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+
+    def make(self) -> Call | None:
+        """The first call; None where the entry has no sample."""
+        seed()
+        return next(self.samples(self.dtypes[0], False), None)
 
 
 def seed() -> None:
@@ -153,44 +161,36 @@ def _first_dtype(dtypes: Any) -> torch.dtype:
 
 
 def _operator(name: str, entry: Any, dtype: torch.dtype, variant: Callable[..., Any] | None = None) -> Case:
-    def make() -> Call | None:
-        seed()
-        sample = next(iter(entry.sample_inputs("cpu", dtype, requires_grad=False)), None)
-        if sample is None:
-            return None
-        function = variant or entry.op
-        return Call(function, (sample.input, *sample.args), dict(sample.kwargs))
+    def samples(dtype: torch.dtype, requires_grad: bool) -> Iterator[Call]:
+        for sample in entry.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+            yield Call(variant or entry.op, (sample.input, *sample.args), dict(sample.kwargs))
 
-    return Case(name, make)
+    others = sorted(entry.supported_dtypes("cpu") - {dtype}, key=str)
+    return Case(name, samples, (dtype, *others))
 
 
-def _module(entry: Any, training: bool) -> Callable[[], Call | None]:
-    def make() -> Call | None:
-        seed()
-        samples = entry.module_inputs_func(
-            entry, device="cpu", dtype=torch.float32, requires_grad=False, training=training
-        )
-        sample = next((sample for sample in samples if sample.forward_input is not None), None)
-        if sample is None:
-            return None
-        made = sample.constructor_input
-        module = entry.module_cls(*made.args, **made.kwargs).train(training)
-        given = sample.forward_input
-        return Call(module, tuple(given.args), dict(given.kwargs))
+def _module(entry: Any, training: bool) -> Callable[[torch.dtype, bool], Iterator[Call]]:
+    def samples(dtype: torch.dtype, requires_grad: bool) -> Iterator[Call]:
+        for sample in entry.module_inputs_func(
+            entry, device="cpu", dtype=dtype, requires_grad=requires_grad, training=training
+        ):
+            given, made = sample.forward_input, sample.constructor_input
+            if given is not None:
+                module = entry.module_cls(*made.args, **made.kwargs).train(training)
+                yield Call(module, tuple(given.args), dict(given.kwargs))
 
-    return make
+    return samples
 
 
-def _optimizer(entry: Any, options: dict[str, Any]) -> Callable[[], Call | None]:
-    def make() -> Call | None:
-        seed()
+def _optimizer(entry: Any, options: dict[str, Any]) -> Callable[[torch.dtype, bool], Iterator[Call]]:
+    def samples(dtype: torch.dtype, requires_grad: bool) -> Iterator[Call]:
         parameters = [torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Parameter(torch.randn(2, 5))]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         optimizer = entry.optim_cls(parameters, **options)
-        return Call(optimizer.step, (), {})
+        yield Call(optimizer.step, (), {})
 
-    return make
+    return samples
 
 
 DATABASES: dict[str, Callable[[], Iterator[Case]]] = {

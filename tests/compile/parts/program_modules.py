@@ -63,6 +63,8 @@ PRE = "def hook(module, args):\n    return (args[0] * 2,)\n\n\n"
 BACK = "def hook(module, gin, gout):\n    return (gin[0] * 2,)\n\n\n"
 GLOBAL = "nn.modules.module."
 
+CALLED = "net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))\nfor each in net.parameters():\n    nn.init.constant_(each, 0.25)\nweights = {'0.weight': torch.ones(4, 4)}\n"
+
 MODULES = {
     "module's int": model(("self.mode = 2, 0.5", "self.mode = 3, 0.5")),
     "module's float": model(("2, 0.5, True", "2, 0.75, True")),
@@ -204,6 +206,15 @@ MODULES = {
     ),
     **rows(
         {
+            "functional call, tied weights": f"{CALLED}«→net[2].weight = net[0].weight\n»\n\ndef program(x):\n    return torch.func.functional_call(net, weights, (x,))\n",
+            "functional call, weights no longer tied": f"{CALLED}«net[2].weight = net[0].weight\n→»\n\ndef program(x):\n    return torch.func.functional_call(net, weights, (x,))\n",
+            "functional call, another name": f"{CALLED}weights = {{'«0→2».weight': torch.ones(4, 4)}}\n\n\ndef program(x):\n    return torch.func.functional_call(net, weights, (x,))\n",
+            "functional call, strict": f"{CALLED}\n\ndef program(x):\n    try:\n        return torch.func.functional_call(net, weights, (x,), strict=«False→True»)\n    except RuntimeError:\n        return x * 2\n",
+            "functional call, a loss of gradients": f"{CALLED}\n\ndef loss(weights, x):\n    return torch.func.functional_call(net, weights, (x,)).«sum→square().sum»()\n\n\ndef program(x):\n    return torch.func.grad(loss)(weights, x)['0.weight']\n",
+        }
+    ),
+    **rows(
+        {
             "hook of an input": "def inputs():\n    x = torch.ones(3, requires_grad=True)\n    «# here→x.register_hook(lambda g: g * 2)»\n    return [(x,)]\n\n\ndef program(x):\n    return x * x\n"
         },
         how="used",
@@ -289,6 +300,7 @@ EFFECTS = {
             "graph break, global read after it": "«BY = 2.0→BY = 3.0»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y * BY\n",
             "graph break, callee edited after it": "def inner(x):\n    return «x + 1→x + 2»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return inner(y)\n",
             "graph break in a callee": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    return inner(x * 2) + 1\n",
+            "graph break under a context manager": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    with torch.no_grad():\n        y = inner(x * 2)\n    return x * y\n",
         },
         how="partly",
     ),

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from program_changes import Change, edit, rows
+import numpy
+from program_changes import Change, edit, patched, rows
 
 BOX = """
 class Base:
@@ -200,14 +201,19 @@ CLASSES = {
             "dataclass's factory, a lambda": "import dataclasses\n\n\n@dataclasses.dataclass\nclass A:\n    by: list = dataclasses.field(default_factory=lambda: «[2.0]→[3.0]»)\n\n\ndef program(x):\n    return x * A().by[0]\n",
             "class's docstring, read": "class A:\n    «'''one'''→'''three'''»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__doc__)\n",
             "iterator": "def inputs():\n    return [(torch.ones(3), «iter((2.0→iter((4.0», 3.0)))]\n\n\ndef program(x, it):\n    return x * next(it)\n",
-            "numpy's scalar": "import numpy as np\n\nn = np.float64«(2.0)→(3.0)»\n\n\ndef program(x):\n    return x * n\n",
-            "numpy's array": "import numpy as np\n\nn = np.array(«[2.0→[3.0», 1.0, 1.0, 1.0])\n\n\ndef program(x):\n    return x * torch.from_numpy(n).float()\n",
         },
         how="unfit",
     ),
     **rows(
         {
-            "operator.methodcaller": "import operator\n\nget = operator.methodcaller(«'sin'→'cos'»)\n\n\ndef program(x):\n    return get(x)\n"
+            "numpy's scalar": "import numpy as np\n\nn = np.float64«(2.0)→(3.0)»\n\n\ndef program(x):\n    return x * n\n",
+        },
+        how="used",
+    ),
+    **rows(
+        {
+            "operator.methodcaller": "import operator\n\nget = operator.methodcaller(«'sin'→'cos'»)\n\n\ndef program(x):\n    return get(x)\n",
+            "numpy's array": "import numpy as np\n\nn = np.array(«[2.0→[3.0», 1.0, 1.0, 1.0])\n\n\ndef program(x):\n    return x * torch.from_numpy(n).float()\n",
         },
         how="used",
     ),
@@ -220,6 +226,49 @@ CLASSES = {
     ),
     **rows(
         {
+            "numpy's array, its size": "import numpy as np\n\nn = np.array([2.0, 1.0, 1.0, 1.0]«)→)[:1]»\n\n\ndef program(x):\n    return x * torch.from_numpy(n).float()\n",
+            "numpy's function": "import numpy as np\n\n\ndef inputs():\n    return [(np.linspace(1, 2, 4),)]\n\n\nf = np.«sqrt→square»\n\n\ndef program(x):\n    return f(x)\n",
+            "numpy's function in Python": "import numpy as np\n\n\ndef inputs():\n    return [(np.linspace(1, 2, 4),)]\n\n\nf = np.«mean→sum»\n\n\ndef program(x):\n    return x * f(x)\n",
+            "numpy's function by name, of its module": "import numpy as np\n\n\ndef inputs():\n    return [(np.linspace(1, 2, 4),)]\n\n\ndef program(x):\n    return x * np.«linalg.norm(x)→prod(x)»\n",
+            "numpy's array given, its type": "import numpy as np\n\n\ndef inputs():\n    return [(np.linspace(1, 2, 4)«→.astype(np.float32)»,)]\n\n\ndef program(x):\n    return np.sqrt(x)\n",
+        }
+    ),
+    "numpy's function replaced": patched(
+        "import numpy as np\n\n\ndef inputs():\n    return [(np.linspace(1, 2, 4),)]\n\n\ndef program(x):\n    return np.sqrt(x)\n",
+        "numpy.sqrt",
+        numpy.square,
+    ),
+    **rows(
+        {
+            "numpy's functions, unchanged": "import numpy as np\n\n\ndef inputs():\n    return [(np.linspace(1, 2, 4),)]\n\n\n«# here→# there»\n\n\ndef program(x):\n    return x * np.mean(x) + np.sqrt(x)\n",
+        },
+        how="used",
+        differs=False,
+    ),
+    **rows(
+        {
+            "namedtuple returned, field's default": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: torch.Tensor\n    b: float = «2.0→3.0»\n\n\ndef program(x):\n    return P(x * 2)\n",
+            "namedtuple returned, order of its fields": "import collections\n\nP = collections.namedtuple('P', «'a b'→'b a'»)\n\n\ndef program(x):\n    return P(a=x * 2, b=3.0)\n",
+            "namedtuple returned, its class": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: torch.Tensor\n\n\nclass Q(typing.NamedTuple):\n    a: torch.Tensor\n\n\n«# here→P = Q»\n\n\ndef program(x):\n    return P(x * 2)\n",
+            "named tuple of PyTorch's returned": "def program(x):\n    return torch.max(x * 2, «dim=0→dim=1»)\n",
+            "sizes and types returned": "def program(x):\n    return x * 2, (torch.float32, x.device), x.«shape→view(4, 3).shape»\n",
+            "class that a type names, returned": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: torch.Tensor\n    «# here→b: float = 1.0»\n\n\ndef inputs():\n    return [(P(torch.ones(3)),)]\n\n\ndef program(p):\n    return p.a * 2, type(p)(p.a * 3)\n",
+        }
+    ),
+    **rows(
+        {
+            "two named tuples of equal fields returned, unchanged": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: torch.Tensor\n\n\nclass Q(typing.NamedTuple):\n    a: torch.Tensor\n\n\n«# here→# there»\n\n\ndef program(x):\n    return P(x * 2), Q(x * 3)\n",
+            "namedtuple returned, unchanged": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: torch.Tensor\n    b: float = 2.0\n\n\n«# here→# there»\n\n\ndef program(x):\n    return P(x * 2)\n",
+            "named tuple of PyTorch's returned, unchanged": "«# here→# there»\n\n\ndef program(x):\n    return torch.max(x * 2, dim=0)\n",
+            "sizes and types returned, unchanged": "«# here→# there»\n\n\ndef program(x):\n    return x * 2, (torch.float32, x.device), x.shape\n",
+        },
+        how="used",
+        differs=False,
+    ),
+    **rows(
+        {
+            "namedtuple given and returned with another value": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: torch.Tensor\n    b: float = 1.0\n\n    «# here→by = 2»\n\n\ndef inputs():\n    return [(P(torch.ones(3)),)]\n\n\ndef program(p):\n    return p._replace(a=p.a * getattr(p, 'by', 1))\n",
+            "default of a dict returned": "import collections\n\n\nclass L(list):\n    by = «2.0→3.0»\n\n\ndef program(x):\n    d = collections.defaultdict(L)\n    d['a'] = x * d['b'].by\n    return d\n",
             "metaclass's property": "class M(type):\n    @property\n    def by(cls):\n        «return 2.0→return 3.0»\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by\n",
             "metaclass's method": "class M(type):\n    def by(cls):\n        «return 2.0→return 3.0»\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef program(x):\n    return x * A.by()\n",
             "enum iterated": "import enum\n\n\nclass E(enum.Enum):\n    A = 2.0\n    «B = 3.0→B = 4.0»\n\n\ndef program(x):\n    for e in E:\n        x = x * e.value + 1\n    return x\n",

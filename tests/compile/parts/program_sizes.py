@@ -19,7 +19,7 @@ def continued(name: str) -> str:
 def sizes(body: str, before: str, after: str, how: str = "used", dynamic: str = "None") -> Change:
     """`before` and `after` are argument tuples of calls; t(3, 4) is a tensor of these sizes."""
     text = (
-        "import math\n\ndynamic = DYNAMIC\n\n\n"
+        "import math\n\nfrom torch.nn import functional as F\n\ndynamic = DYNAMIC\n\n\n"
         "def t(*sizes):\n    return torch.linspace(-1, 2, math.prod(sizes)).view(*sizes).clone()\n\n\n"
         f"{MARKED}\n\ndef inputs():\n    return [CALLS\n    ]\n\n\ndef program(x, *more):\n    {body}\n"
     ).replace("DYNAMIC", dynamic)
@@ -28,6 +28,10 @@ def sizes(body: str, before: str, after: str, how: str = "used", dynamic: str = 
 
 BRANCH = "return x.sum(0) * x.shape[0] + (1 if x.shape[0] > 8 else 2)"
 EVEN = "return x.view(-1, 2).sum(0) if x.shape[0] % 2 == 0 else x * x.shape[0]"
+ZERO = "return torch.full_like(x, more[0]).reciprocal() if more[0] == 0.0 else x * 7"
+FLOAT = "return F.softshrink(x, more[0])"
+SCALED = "return x * more[0] + more[0] / 3"
+SIGNED = "return x * math.copysign(2.0, more[0])"
 
 SIZES = {
     "another size": sizes(BRANCH, "(t(3),), (t(5),)", "(t(6),)"),
@@ -43,6 +47,26 @@ SIZES = {
     "dynamic": sizes(BRANCH, "(t(3),)", "(t(5),)", dynamic="True"),
     "dynamic, the other branch": sizes(BRANCH, "(t(3),)", "(t(12),)", how="traced", dynamic="True"),
     "dynamic, size of one": sizes(BRANCH, "(t(3),)", "(t(1),)", how="traced", dynamic="True"),
+    "dynamic, a float that is compared": sizes(ZERO, "(t(3), 0.0)", "(t(5), 0.0)", dynamic="True"),
+    "dynamic, another float": sizes(ZERO, "(t(3), 0.0)", "(t(3), 0.5)", how="traced", dynamic="True"),
+    "dynamic, zero of the other sign": sizes(
+        ZERO, "(t(3), 0.0)", "(t(3), -0.0)", how="traced", dynamic="True"
+    ),
+    "dynamic, a float": sizes(FLOAT, "(t(3), 0.4)", "(t(5), 0.5)", dynamic="True"),
+    "dynamic, a float in a fused product": sizes(SCALED, "(t(3), 0.4)", "(t(5), 1e-7)", dynamic="True"),
+    "dynamic, a float past its bound": sizes(
+        FLOAT, "(t(3), 0.4)", "(t(5), -0.5)", how="traced", dynamic="True"
+    ),
+    "dynamic, a float that is no number": sizes(
+        SCALED, "(t(3), 0.4)", "(t(3), math.nan)", how="traced", dynamic="True"
+    ),
+    "dynamic, a float that is infinite": sizes(SCALED, "(t(3), 0.4)", "(t(3), math.inf)", dynamic="True"),
+    "dynamic, an integer in place of a float": sizes(
+        SCALED, "(t(3), 0.4)", "(t(3), 2)", how="traced", dynamic="True"
+    ),
+    "dynamic, a float and its sign": sizes(
+        SIGNED, "(t(3), 0.4)", "(t(3), -0.4)", how="traced", dynamic="True"
+    ),
     "static": sizes(BRANCH, "(t(3),), (t(5),)", "(t(6),)", how="traced", dynamic="False"),
     "marked": sizes(BRANCH, "(marked(3),)", "(marked(5),)"),
     "marked, the other branch": sizes(BRANCH, "(marked(3),)", "(marked(12),)", how="traced"),

@@ -107,7 +107,7 @@ class Recorded:
     def unfit(self, frame: frames.FrameName, reason: str) -> None:
         self.reasons.append(f"{frame.name}: {reason}")
 
-    def used(self, frame: frames.FrameName) -> None:
+    def used(self, frame: frames.FrameName, key: str, record: FrameProgram) -> None:
         self.used_now += 1
 
 

@@ -17,7 +17,29 @@ AUTOCAST = (
     "context = torch.autocast('cpu', dtype=torch.bfloat16, cache_enabled=True)\n\n\n"
     "def program(x):\n    with context:\n        return x @ x.t()\n"
 )
+WRAPPED = (
+    "class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.l = nn.Linear(4, 4)\n\n"
+    "    def forward(self, x):\n        return self.l(x)\n\n\n"
+    "program = M()\ncontext = torch.autocast('cpu', dtype=torch.bfloat16, enabled=True)\n"
+)
+TRAINERS = WRAPPED + "program.forward = context(program.forward)\n"
+ACCELERATES = WRAPPED.replace(
+    "class M", "import types\n\nfrom accelerate.utils import convert_outputs_to_fp32\n\n\nclass M", 1
+) + (
+    "program.forward = types.MethodType(context(program.forward.__func__), program)\n"
+    "program.forward = types.MethodType(convert_outputs_to_fp32(program.forward.__func__), program)\n"
+)
+"""Mixed precision as Hugging Face's libraries put it around a model's forward."""
 VALUES = {
+    **{
+        f"autocast around forward by {name}, {what}": edit(text, edits, how=how, differs=how != "used")
+        for name, text in (("a decorator", TRAINERS), ("Accelerate", ACCELERATES))
+        for what, edits, how in (
+            ("its dtype", ("bfloat16", "float16"), "traced"),
+            ("turned off", ("enabled=True", "enabled=False"), "traced"),
+            ("unchanged", ("program = M()", "program = M()  # there"), "used"),
+        )
+    },
     "autocast object's dtype": edit(AUTOCAST, ("bfloat16", "float16")),
     "autocast object, turned off": edit(AUTOCAST, ("cache_enabled", "enabled=False, cache_enabled")),
     "autocast object's cache": edit(AUTOCAST, ("cache_enabled=True", "cache_enabled=False"), differs=False),

@@ -56,12 +56,14 @@ def _without(program: FrameProgram, name: str) -> FrameProgram:
         SIZES["another size, the other branch"],
         SIZES["int and a branch"],
         EFFECTS["graph break with a closure, callee edited"],
+        EFFECTS["graph break under a context manager"],
         MODULES["second forward hook"],
         MODULES["weights tied"],
         REGISTERED["the class with a registered one"],
         SETTINGS["read: autocast"],
         INPUTS["two dtypes in another order"],
         CLASSES["frozen dataclass"],
+        CLASSES["namedtuple returned, field's default"],
     ],
 )
 def test_a_new_trace_of_the_same_program_makes_its_records_again(change: Change, start: Any) -> None:

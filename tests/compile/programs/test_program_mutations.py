@@ -15,12 +15,13 @@ from program_answers import ANSWERS, LOOKUPS, ORDERS, WHOLE
 from program_calls import INPUTS, SAME, SETTINGS
 from program_changes import CLOSURES, FUNCTIONS, NAMES, Change
 from program_environment import ABSENT, OPERATORS, PROCESS
-from program_modules import EFFECTS, MODULES
+from program_modules import EFFECTS, MODULES, cells
 from program_objects import CLASSES
 from program_registered import REGISTERED
 from program_sizes import SIZES, continued
-from program_starts import Recorded, from_records, traced, without_compiler
+from program_starts import MODULE, Recorded, from_records, traced, without_compiler
 from program_values import VALUES
+from torchrelay.compiler.torch_internals.dynamo.programs import frames
 
 TABLES = {
     "functions": FUNCTIONS,
@@ -125,6 +126,34 @@ def test_a_size_that_changes_is_symbolic_as_it_would_have_been_without_the_recor
     assert from_records(programs, file, texts[0]).graphs == 1
     assert from_records(programs, file, texts[1]).graphs == 1
     assert from_records(programs, file, texts[1]).graphs == 0
+
+
+def test_no_function_of_the_replay_itself_is_traced(tmp_path: Path) -> None:
+    """What makes functions of cells after a graph break: Dynamo sees it, as it is called between two graphs."""
+    seen: set[str] = set()
+
+    class Noting(Recorded):
+        def key(self, frame: frames.FrameName) -> str:
+            seen.add(frame.module)
+            return super().key(frame)
+
+    text, programs = Change(text=cells(15)).before(), Noting()
+    text += "\n\nGLOBAL_TENSOR = torch.ones(2)\n"  # Dynamo looks at frames with tensors within reach
+    starts = [from_records(programs, tmp_path / "program.py", text) for _ in range(2)]
+    assert [start.how for start in starts] == ["traced", "used"]
+    assert seen == {MODULE}
+
+
+def test_what_a_trace_asks_is_noted_once_where_programs_of_two_back_ends_are_kept(tmp_path: Path) -> None:
+    others, programs = Recorded(), Recorded()
+    uninstall = frames.install(others)
+    try:
+        torch.compile(torch.sin, backend=others.backend)(torch.ones(3))
+        text = ANSWERS["assume_constant_result, environment"].before()
+        starts = [from_records(programs, tmp_path / "program.py", text) for _ in range(2)]
+    finally:
+        uninstall()
+    assert [start.how for start in starts] == ["traced", "used"], starts[0].reasons
 
 
 def test_a_record_is_found_again_where_tracing_has_changed_a_setting(tmp_path: Path) -> None:

@@ -59,12 +59,20 @@ HASHES = {
     "hash by its method": "def program(x):\n    return x * ('abc'.__hash__() % 1000 + 1)\n",
     "hash of an object of its own": "class A:\n    def __hash__(self):\n        return hash('abc')\n\n\nbox = A()\n\n\ndef program(x):\n    return x * (hash(box) % 1000 + 1)\n",
 }
+NET = (
+    "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))\n"
+    "weights = {name: value.detach() * 2 for name, value in net.named_parameters()}\n\n\n"
+)
 PLAIN = {
     "membership in a set of texts": f"NAMES = {NAMES}\n\n\ndef program(x):\n    return x * 2 if 'sin' in NAMES and 'tan' not in NAMES else x * 3\n",
     "membership in a set in the code": "KIND = 'sin'\n\n\ndef program(x):\n    return x * 2 if KIND in {'sin', 'cos'} else x * 3\n",
     "hash of a number": "def program(x):\n    return x * (hash(7) % 1000 + 1)\n",
     "a set of numbers": "NUMBERS = {3, 5, 8}\n\n\ndef program(x):\n    for n in NUMBERS:\n        x = x * n + 1\n    return x\n",
     "length of a set of texts": f"NAMES = {NAMES}\n\n\ndef program(x):\n    return x * len(NAMES)\n",
+    "gradients of each sample": f"{NET}def loss(weights, x):\n    return torch.func.functional_call(net, weights, (x,)).square().sum()\n\n\n"
+    "def program(x):\n    each = torch.vmap(torch.func.grad(loss), (None, 0))(weights, x.view(2, 4))\n    return torch.cat([each[name].flatten() for name in weights])\n",
+    "a functional call with tied weights": f"{NET}net[2].weight = net[0].weight\nnet[2].bias = net[0].bias\ndel weights['2.weight'], weights['2.bias']\n\n\n"
+    "def program(x):\n    return torch.func.functional_call(net, weights, (x.view(2, 4),)).flatten()\n",
 }
 
 
@@ -80,7 +88,8 @@ def start(folder: Path, programs: dict[str, str], **environment: str) -> Starts:
     modules = {name: f"changed_program_{number}" for number, name in enumerate(programs)}
     for name, module in modules.items():
         (folder / f"{module}.py").write_text(HEAD + programs[name])
-    command = [sys.executable, str(CHILD), str(folder), *modules.values()]
+    (folder / "names").write_text("\n".join(modules.values()))
+    command = [sys.executable, str(CHILD), str(folder), str(folder), str(folder / "names")]
     given = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

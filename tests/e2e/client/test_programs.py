@@ -89,7 +89,7 @@ class Machine:
     @property
     def programs(self) -> list[Path]:
         """Those that were traced here."""
-        return sorted((self.folder / "cache" / "programs").glob("*"))
+        return sorted((self.folder / "cache" / "programs").glob("*/*"))
 
     def train(
         self, *arguments: str, at: str = "code", script: str = SCRIPT, layers: str = LAYERS, **variables: str
@@ -160,12 +160,12 @@ def forget_what_is_asked(machine: Machine, name: str) -> None:
     """Programs without what they say of one variable, as if tracing had asked for it without a word."""
     store = ProgramStore(machine.folder / "cache", machine.folder / "state" / "torchrelay")
     for path in machine.programs:
-        (program,) = store.file(path.name).variants
+        (program,) = store.variants(path.parent.name)
         place = next(at for at, each in enumerate(program.sources) if each.values.get("member") == name)
         guards = [each for each in program.guards if each.source != place]
         assert len(guards) < len(program.guards)
         path.unlink()
-        store.add(path.name, msgspec.structs.replace(program, guards=guards, traced=[]))
+        store.add(path.parent.name, msgspec.structs.replace(program, guards=guards, traced=[]))
 
 
 def test_what_the_artifacts_have_in_python_is_compiled_where_it_is_traced_alone(machine: Machine) -> None:
@@ -244,11 +244,12 @@ def test_functions_after_a_graph_break_start_without_tracing_too(machine: Machin
 
 def test_explain_says_why_functions_are_traced(machine: Machine) -> None:
     machine.train()
+    assert "__main__.Net.forward: traced; it had no record" in explained(machine)
     changed = LAYERS.replace("x + torch", "x - torch")
     assert machine.train(layers=changed)["programs"] == 0
     assert "layers.Head.forward is not what was traced" in explained(machine)
     assert machine.train(layers=changed)["programs"] == 1
-    assert "started without tracing: 1; traced: 0" in explained(machine)
+    assert "started without tracing: 1; traced: 0\n  __main__.Net.forward: started" in explained(machine)
     assert machine.train(layers=changed, RANK="0", WORLD_SIZE="1")["programs"] == 1
     assert machine.train(layers=changed, RANK="1", WORLD_SIZE="2")["programs"] == 0, (
         "a rank has its own records"

@@ -1,14 +1,18 @@
-"""Trains a small graph once for each call that the back end makes, and raises an error in that call.
+"""Trains a small graph once for each call that torchrelay makes, and raises an error in that call.
 
-Arguments: PART PARTS. Tries one call in PARTS, and prints a JSON line for each. A call is a function of torchrelay, or
-one that torchrelay calls, and the line that calls it. Not tried is what compiles locally, since nothing can replace it,
-what checks the caller's options and what runs a compiled graph: their errors are the caller's.
+Arguments: WHERE PART PARTS. WHERE: backend: calls of the back end, when its function is traced. record: all others
+while a function is traced and recorded. start: those of a start without tracing. Tries one call in PARTS, and prints a
+JSON line for each. A call is a function of torchrelay, or one that torchrelay calls, and the line that calls it. Not
+tried is what compiles locally, since nothing can replace it, what checks the caller's options and what runs a compiled
+graph: their errors are the caller's.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import os
+import shutil
 import sys
 import threading
 import time
@@ -19,18 +23,23 @@ from typing import Any
 
 import torch
 import torchrelay
+from torch._dynamo import convert_frame
 from torchrelay.clients import backend
 from torchrelay.clients.reports.run_report import process_report
 
 ROOT = str(Path(torchrelay.__file__).parent)
 FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("clients", "compiler"))
 BACKEND = backend.torchrelay.__code__
+where, first, every = sys.argv[1], *map(int, sys.argv[2:])
 SPARED = ("_compile_locally", "check_options", "split_options")
 RELEASES = (
     *("lock.__exit__", "RLock.__exit__", "Condition.__exit__", "ForkSafeLock.__exit__"),
-    *("lock.release", "RLock.release"),
+    *("lock.release", "RLock.release", "DisableTorchFunctionSubclass.__exit__"),
 )
-"""The release of a lock cannot fail, and whoever comes next would wait for ever if it did."""
+"""The release of a lock cannot fail, and whoever comes next would wait for ever if it did; nor can a mode's end."""
+PROGRAMS = Path(os.environ["TORCHRELAY_CACHE_DIR"]) / "programs"
+STAND_INS = ("compiled", "looked_at", "invokes", "called", "found", "noted", "measured", "ordered")
+"""What stands in place of PyTorch's functions: it calls those, whose errors are PyTorch's, and what catches ours."""
 HANG_SECONDS = 300
 """After which a trial ends the script, with all threads' stacks."""
 Site = tuple[str, str, int]
@@ -55,20 +64,25 @@ def site(frame: FrameType, event: str, argument: Any) -> Site | None:
         return None
     if caller is None or name == backend.torchrelay.__qualname__ or name in RELEASES:
         return None
+    if caller.f_code.co_name in STAND_INS or name.rpartition(".")[2] in STAND_INS:
+        return None
     if not ours(caller.f_code) and not (event == "call" and ours(frame.f_code)):
         return None
     return name, caller.f_code.co_filename.removeprefix(ROOT), caller.f_lineno
 
 
 def spared(frame: FrameType | None) -> bool:
-    compiles = threading.current_thread() is not threading.main_thread()
+    """Whether errors of calls in this frame are not this program's to try."""
+    within = {BACKEND} if threading.current_thread() is not threading.main_thread() else set()
     while frame is not None:
         name = frame.f_code.co_name
         if name in SPARED or (name == "<module>" and ours(frame.f_code)):
             return True
-        compiles = compiles or frame.f_code is BACKEND
+        within.add(frame.f_code)
         frame = frame.f_back
-    return not compiles
+    if where == "backend":
+        return BACKEND not in within
+    return BACKEND in within or convert_frame._compile.__code__ not in within
 
 
 def step(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,6 +120,8 @@ def attempt(profile: Any) -> dict[str, Any]:
     backend.process_backend.cache_clear()
     process_report.cache_clear()
     torch.compiler.reset()
+    if where != "start":
+        shutil.rmtree(PROGRAMS, ignore_errors=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         threading.setprofile(profile)
@@ -125,6 +141,7 @@ def attempt(profile: Any) -> dict[str, Any]:
         "right": right,
         "told": len(told),
         "hits": report.hits + report.disk_hits,
+        "programs": report.programs,
         "fallbacks": report.fallbacks,
         "raised": getattr(profile, "raised", False),
         "seconds": round(time.monotonic() - begun, 2),
@@ -132,7 +149,6 @@ def attempt(profile: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    first, every = map(int, sys.argv[1:])
     step(0.625)
     sites: dict[Site, None] = {}
 

@@ -16,6 +16,7 @@ from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.compiler.artifact.programs.records import ProgramGraph
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.torch_internals.dynamo.programs.frames import FrameName
+from torchrelay.compiler.torch_internals.inductor.config import inductor_config
 
 FRAME = FrameName("module", "function", "0" * 64, False, None)
 
@@ -62,3 +63,10 @@ def test_a_graph_without_inputs_is_traced_for_another_current_gpu(source: Source
     assert obtained(source, tmp_path, request(), 0) is print
     assert "because of another GPU" in obtained(source, tmp_path, request(), 1)
     assert source.devices == [0]
+
+
+def test_a_graph_whose_trace_is_to_be_written_is_traced(source: Source, tmp_path: Path) -> None:
+    """As with TORCH_COMPILE_DEBUG=1: its files are written when the back end is given the graph."""
+    assert obtained(source, tmp_path, request(INPUT), 0) is print
+    with inductor_config({"trace.enabled": True}):
+        assert "Inductor's trace" in obtained(source, tmp_path, request(INPUT), 0)

@@ -40,6 +40,44 @@ def program(number: int) -> FrameProgram:
     return msgspec.structs.replace(PROGRAM, bytecode=b"bytecode %d" % number)
 
 
+def kept(folder: Path, key: str = "key") -> list[FrameProgram]:
+    """As the next process finds them."""
+    return list(ProgramStore(folder / "cache", folder / "state").variants(key))
+
+
+def test_variants_are_kept_by_their_last_use(tmp_path: Path) -> None:
+    programs = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    for number in range(32):
+        programs.add("key", program(number))
+    symbolic = msgspec.structs.replace(program(32), shapes=["s0 > 1"])
+    programs.used("key", program(0))
+    programs.used("key", program(33))
+    programs.add("key", symbolic)
+    assert kept(tmp_path) == [program(0), *map(program, range(31, 1, -1)), symbolic]
+
+
+def test_processes_that_record_a_function_at_one_time_keep_both_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ProgramStore(tmp_path / "cache", tmp_path / "state") for _ in range(2))
+    write = store.write_atomically
+
+    def while_another_writes(path: Path, data: bytes) -> None:
+        if path.parent.name == "key":
+            other.start()
+            other.join()
+        write(path, data)
+
+    def add() -> None:
+        monkeypatch.setattr(store, "write_atomically", write)
+        second.add("key", program(2))
+
+    other = threading.Thread(target=add)
+    monkeypatch.setattr(store, "write_atomically", while_another_writes)
+    first.add("key", program(1))
+    assert kept(tmp_path) == [program(1), program(2)]
+
+
 def test_a_stale_program_is_removed_and_known_for_good(tmp_path: Path) -> None:
     first = ProgramStore(tmp_path / "cache", tmp_path / "state")
     for number in range(3):
@@ -48,9 +86,9 @@ def test_a_stale_program_is_removed_and_known_for_good(tmp_path: Path) -> None:
     first.drop("another", program(1))
     first.add("key", program(3))
     found = ProgramStore(tmp_path / "cache", tmp_path / "state")
-    assert found.file("key").variants == [program(0), program(2), program(3)]
-    assert found.file("key").stale == found.file("another").stale == [store.digest(program(1))]
-    assert found.file("another").variants == []
+    assert kept(tmp_path) == [program(3), program(2), program(0)]
+    assert found.stale("key") == found.stale("another") == [store.digest(program(1))]
+    assert kept(tmp_path, "another") == []
 
 
 class Taken:
@@ -61,8 +99,8 @@ class Taken:
 
 
 def test_a_teams_program_that_is_stale_is_not_used_again(tmp_path: Path) -> None:
-    kept = ProgramStore(tmp_path / "cache", tmp_path / "state")
-    programs = ProcessPrograms(None, kept, lambda: None)  # type: ignore[arg-type]
+    folder = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    programs = ProcessPrograms(None, folder, lambda: None)  # type: ignore[arg-type]
     vars(programs)["_team"] = Taken()
     assert list(programs.find("key")) == [program(1), program(2)]
     with pytest.warns(StaleProgramWarning, match="module.function was stale.*constants"):
@@ -80,8 +118,8 @@ def test_one_start_of_a_job_in_so_many_checks_whatever_its_size(
     monkeypatch.setenv("WORLD_SIZE", str(world))
     drawn: list[int] = []
     monkeypatch.setattr("secrets.randbelow", lambda bound: drawn.append(bound) or len(drawn) - 1)
-    kept = ProgramStore(tmp_path / "cache", tmp_path / "state")
-    starts = [ProcessPrograms(None, kept, lambda: None, check_one_in=one_in) for _ in range(3)]  # type: ignore[arg-type]
+    folder = ProgramStore(tmp_path / "cache", tmp_path / "state")
+    starts = [ProcessPrograms(None, folder, lambda: None, check_one_in=one_in) for _ in range(3)]  # type: ignore[arg-type]
     found = [[each.checks(), each.checks()] for each in starts]
     if odds < 2:
         assert (found, drawn) == ([[bool(odds)] * 2] * 3, [])
@@ -108,4 +146,4 @@ def test_ranks_that_start_at_one_time_make_one_key_of_the_user(
     first.add("first", PROGRAM)
     others[0].join()
     for reader in (first, ProgramStore(tmp_path / "cache", tmp_path / "state")):
-        assert [reader.file(name).variants for name in ("first", "second")] == [[PROGRAM], [PROGRAM]]
+        assert [list(reader.variants(name)) for name in ("first", "second")] == [[PROGRAM], [PROGRAM]]

@@ -39,6 +39,8 @@ _WORDS = {
     "shapes": "conditions on sizes",
     "traced": "traced functions",
 }
+_COUNTED = "___context_manager_"
+"""What the names of Dynamo's variables for context managers around a graph break begin with."""
 _PARTS_OF_OTHERS = frozenset({"CACHE", "EXTENDED_ARG"})
 _EMPTY = compile("", "", "exec")
 _SHOWN = 3
@@ -94,8 +96,13 @@ def _parts(program: FrameProgram) -> Parts:
 def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
     """Another name for each variable that Dynamo has made, in the order in which bytecode has them: its own name has
     counters, addresses and random numbers of its process."""
+    yield from ((each.name, f"{each.module}.{each.function}'s") for each in program.globals if each.function)
     called = [each.name for each in program.graphs] + [each.name for each in program.splits]
-    variables = [each.name for each in program.globals if not each.name.startswith(bytecode.ALIAS)]
+    variables = [
+        each.name
+        for each in program.globals
+        if not each.name.startswith(bytecode.ALIAS) and not each.function
+    ]
     generated = [*called, *variables, *([program.builtins] if program.builtins else [])]
     codes = [program.bytecode, *(each.code for each in program.globals if each.code)]
     used = [
@@ -118,7 +125,7 @@ def _generated(program: FrameProgram, renamed: Mapping[str, str]) -> Iterator[tu
     yield from _code(bytecode.shown(program.bytecode, program.constants), renamed, "the function")
     for each in program.globals:
         name = renamed.get(each.name, each.name)
-        yield "globals", each.module or name, name
+        yield "globals", each.module or name, f"{name} {each.function}"
         if each.code:
             yield from _code(
                 bytecode.shown(each.code, each.constants), renamed, f"{name}, after a graph break"
@@ -133,6 +140,10 @@ def _generated(program: FrameProgram, renamed: Mapping[str, str]) -> Iterator[tu
 
 def _code(code: types.CodeType, renamed: Mapping[str, str], label: str) -> Iterator[tuple[str, str, str]]:
     """Instructions with what they mean: where a constant or a name lies depends on what Dynamo has traced before."""
+    variables = (
+        f"{_COUNTED}{at}" if name.startswith(_COUNTED) else name for at, name in enumerate(code.co_varnames)
+    )
+    code = code.replace(co_varnames=tuple(variables))
     found: Any = dis.Bytecode(code)
     instructions = list(found)
     places, count = {}, 0
@@ -176,16 +187,17 @@ def _constant(
 def _guards(
     guards: Sequence[GuardRecord], shown: Sequence[str], known: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Does what `_items` does. The number of a tensor's memory depends on the order of guards, and the keys of hooks
-    are counted in a process."""
-    memories: dict[int, str] = {}
-    tensors = [each for each in guards if each.kind == "TENSOR_MATCH"]
-    for each in sorted(tensors, key=lambda guard: known[guard.source]):
-        memories.setdefault(each.expected[1], known[each.source])
+    """Does what `_items` does. The number of a memory or function depends on the order of guards, so its first source
+    stands for it; and the keys of hooks are counted in a process."""
+    first: dict[int, str] = {}
+    for each in sorted(guards, key=lambda guard: known[guard.source]):
+        if each.identity is not None:
+            first.setdefault(each.identity, known[each.source])
     for each in guards:
-        if each.kind == "TENSOR_MATCH":
-            described, memory = each.expected
-            each = msgspec.structs.replace(each, expected=[described, memories[memory]])
+        if each.identity is not None:
+            each = msgspec.structs.replace(
+                each, expected=[each.expected, first[each.identity]], identity=None
+            )
         if each.kind in ("DICT_CONTAINS", "DICT_NOT_CONTAINS") and isinstance(each.values.get("key"), int):
             each = msgspec.structs.replace(each, values={**each.values, "key": "a number"})
         yield f"{each.kind} on {shown[each.source]}", _content(each, known)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from msgspec import Struct
 
 from ....artifact.programs import digests
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from . import recording
 
 _log = logging.getLogger(__name__)
+_MODULES = 256
+"""So many of a frame's modules, outer ones first, name its records."""
 Part = Literal["digests", "guards", "install"]
 """What is done with a record: functions that were traced, and values with guards, are compared; guards are made."""
 
@@ -75,7 +79,7 @@ class Programs(Protocol):
     def unfit(self, frame: FrameName, reason: str) -> None:
         """A frame was traced and has no record, or has records that do not fit."""
 
-    def used(self, frame: FrameName) -> None:
+    def used(self, frame: FrameName, key: str, record: FrameProgram) -> None:
         """A frame was made from a record."""
 
 
@@ -91,6 +95,8 @@ class FrameName(Struct, frozen=True):
     splits: str = ""
     guard_filter: Any = None
     """The user's, which decides which guards the function has."""
+    modules: str = ""
+    """A digest of the modules that it is given."""
 
 
 def install(programs: Programs) -> Callable[[], None]:
@@ -101,19 +107,27 @@ def install(programs: Programs) -> Callable[[], None]:
     parameters = inspect.signature(compile_)
     undo = contextlib.ExitStack()
 
-    @functools.cache
-    def observe_traces() -> None:
-        from . import recording
-
-        undo.callback(recording.observe())
-
     @functools.wraps(compile_)
     def compiled(*args: Any, **kwargs: Any) -> Any:
+        around = contextlib.ExitStack()
+        try:
+            begun = _attempt(begin, around, args, kwargs)
+            if isinstance(begun, _Started):
+                return begun.code
+            returned = compile_(*args, **kwargs)
+            if begun is not None and (checked := _attempt(_traced, programs, begun, returned)) is not None:
+                programs.checked(*checked)
+            return returned
+        finally:
+            _attempt(around.close)
+
+    def begin(around: contextlib.ExitStack, args: Any, kwargs: Any) -> _Started | _Tracing | None:
+        """Begin with a frame: it starts from a record, is recorded, or only traced. around: left when it is ready."""
         call = parameters.bind(*args, **kwargs).arguments
         compiler, splits = split_graphs.backend_inside(_innermost(call["compiler_fn"]))
         compiler = _innermost(compiler)
         if call["export"] or call.get("package") is not None or not programs.wants(compiler):
-            return compile_(*args, **kwargs)
+            return None
         frame = FrameName(
             str(call["globals"].get("__name__")),
             call["code"].co_qualname,
@@ -122,22 +136,27 @@ def install(programs: Programs) -> Callable[[], None]:
             compiler,
             splits,
             replay.guard_filter(call),
+            _modules_digest(call["locals"]),
         )
-        with programs.starting(frame):
-            return started(frame, call, args, kwargs)
+        around.enter_context(programs.starting(frame))
+        try:
+            return started(around, frame, call)
+        except Exception as error:
+            programs.unfit(frame, f"{type(error).__name__}: {error}")
+            return None
 
     def started(
-        frame: FrameName, call: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        reason = ""
+        around: contextlib.ExitStack, frame: FrameName, call: Mapping[str, Any]
+    ) -> _Started | _Tracing | None:
         if process_groups.trace_together():
             programs.unfit(frame, "Dynamo's ranks trace together, because of enable_compiler_collectives")
-            return compile_(*args, **kwargs)
+            return None
         try:
             key = programs.key(frame)
         except Exception as error:  # a process group that ends meanwhile
             programs.unfit(frame, f"its records have no key: {type(error).__name__}: {error}")
-            return compile_(*args, **kwargs)
+            return None
+        reason = ""
         tried: FrameProgram | None = None
         try:
             checks = programs.checks()
@@ -152,38 +171,93 @@ def install(programs: Programs) -> Callable[[], None]:
                 fitting.shapes or not checks
             ):  # constant sizes are traced without that
                 shapes.remember(fitting.automatic, call)
-            if found is not None and not checks:
-                programs.used(frame)
-                return found
+            if found is not None and fitting is not None and not checks:
+                programs.used(frame, key, fitting)
+                return _Started(found)
             tried = fitting
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-        found = None  # what a check has made goes before the trace
         if reason:
             programs.unfit(frame, reason)
         from . import recording
 
         try:
-            observe_traces()
+            recording.observe()
         except Exception as error:  # a PyTorch that has not all that is observed
             programs.unfit(frame, f"it cannot be recorded: {type(error).__name__}: {error}")
-            return compile_(*args, **kwargs)
-        with recording.recorded(call) as made:
-            returned = compile_(*args, **kwargs)
-        difference = None
-        if tried is not None:
-            difference = _difference(tried, made, compiled=returned.guarded_code is not None)
-        if difference != "" and returned.guarded_code is not None and made.program is not None:
-            programs.made(frame, key, made.program, tried if difference else None)
-        elif made.reason:
-            programs.unfit(frame, made.reason)
-        if tried is not None and difference is not None:
-            programs.checked(frame, key, tried, difference)
-        return returned
+            return None
+        return _Tracing(frame, key, tried, around.enter_context(recording.recorded(call)))
 
     undo.callback(replace(convert_frame, "_compile", compiled))
     undo.callback(guard_building.install())
     return undo.close
+
+
+class _Started(NamedTuple):
+    """A frame that was made from a record. code: what Dynamo gets in place of a trace."""
+
+    code: Any
+
+
+class _Tracing(NamedTuple):
+    """A frame that is traced and recorded. tried: the record that would have been used, and is compared instead."""
+
+    frame: FrameName
+    key: str
+    tried: FrameProgram | None
+    record: recording.Recording
+
+
+def _traced(
+    programs: Programs, tracing: _Tracing, returned: Any
+) -> tuple[FrameName, str, FrameProgram, str] | None:
+    """What is done with a frame that was traced; returns what `checked` is told, if a record was compared."""
+    frame, key, tried, made = tracing
+    difference = None
+    if tried is not None:
+        difference = _difference(tried, made, compiled=returned.guarded_code is not None)
+    if difference != "" and returned.guarded_code is not None and made.program is not None:
+        programs.made(frame, key, made.program, tried if difference else None)
+    elif made.reason:
+        programs.unfit(frame, made.reason)
+    return None if tried is None or difference is None else (frame, key, tried, difference)
+
+
+T = TypeVar("T")
+
+
+def _attempt(function: Callable[..., T], *args: Any) -> T | None:
+    """None after an error: it must not end the user's call."""
+    try:
+        return function(*args)
+    except Exception:
+        _log.warning("torchrelay: a program could not be looked at", exc_info=True)
+        return None
+
+
+def _modules_digest(values: Mapping[str, Any]) -> str:
+    """What names the modules among a frame's values: classes, and sizes of parameters and buffers, of the first of
+    them. Frames of PyTorch's own code, as that of an nn.Sequential, are of one function for all modules, and no record
+    of one fits another. '' for modules that cannot be described; they share a place."""
+    try:
+        found = _described_modules(values)
+    except Exception:  # a module or a tensor of a kind of its own must not end the user's call
+        return ""
+    return hashlib.sha256(repr(found).encode()).hexdigest() if found else ""
+
+
+def _described_modules(values: Mapping[str, Any]) -> list[Any]:
+    waiting = [each for each in reversed(list(values.values())) if issubclass(type(each), torch.nn.Module)]
+    found: list[Any] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        while waiting and len(found) < _MODULES:
+            module = waiting.pop()
+            kinds = vars(module)
+            tensors = [*kinds.get("_parameters", {}).values(), *kinds.get("_buffers", {}).values()]
+            sizes = [(each.dtype, *each.size()) for each in tensors if isinstance(each, torch.Tensor)]
+            found.append((type(module).__module__, type(module).__qualname__, sizes))
+            waiting += reversed([each for each in kinds.get("_modules", {}).values() if each is not None])
+    return found
 
 
 def _unchanged(programs: Programs, frame: FrameName, record: ProgramGraph) -> Callable[..., Any] | str:

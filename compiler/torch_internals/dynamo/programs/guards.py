@@ -9,6 +9,7 @@ that it would have after tracing. A kind that is not in the table makes a frame 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,7 @@ _WITHOUT_VALUE = frozenset(
         "GRAD_MODE SHAPE_ENV TORCH_FUNCTION_STATE"
     )
 )
+_GETS_ITEM = frozenset(words("DictGetItemSource DictSubclassGetItemSource GetItemSource"))
 _TENSOR = "value"
 """The argument of TENSOR_MATCH that is the tensor itself."""
 
@@ -121,9 +123,23 @@ class Frame:
         """Raises whatever the look-up raises."""
         known = self._known.get(id(source))
         if known is None:
+            self._check_key(source)
             value = source.get_value(self._scope, self._functions, self._cache)
             known = self._known[id(source)] = source, value
         return known[1]
+
+    def _check_key(self, source: Any) -> None:
+        """Raises KeyError for a key that a dict, at the source or before it, would add when it is looked up."""
+        if (base := getattr(source, "base", None)) is None:
+            return
+        if type(source).__name__ not in _GETS_ITEM:
+            self._check_key(base)
+            return
+        owner = self.value(base)
+        if isinstance(owner, dict) and hasattr(type(owner), "__missing__"):
+            key = source.index
+            if (key if not hasattr(key, "get_value") else self.value(key)) not in owner:
+                raise KeyError(source.name)
 
 
 def write(guards: Iterable[Any], frame: Frame, sources: SourceWriter) -> list[GuardRecord]:
@@ -151,9 +167,7 @@ def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int
     value = _value(kind, guard.originating_source, plain, frame)
     try:
         expected = EXPECTED[kind](value, plain)
-        if kind == "TENSOR_MATCH":
-            expected = [expected, _memory(value, seen)]
-        return GuardRecord(kind, source, others, plain, expected)
+        return GuardRecord(kind, source, others, plain, expected, _identity(kind, value, seen))
     except NotPortable as error:
         raise NotPortable(f"{error} at {guard.name}") from None
 
@@ -183,9 +197,14 @@ def _value(kind: str, source: Any, more: Values, frame: Frame) -> Any:
     return frame.value(source)
 
 
-def _memory(value: torch.Tensor, seen: dict[int, int]) -> int:
-    """Which of the frame's memories the tensor is in: Dynamo has no guards against tensors that overlap."""
-    return seen.setdefault(value.untyped_storage()._cdata, len(seen))
+def _identity(kind: str, value: Any, seen: dict[int, int]) -> int | None:
+    """Which of the frame's memories a tensor is in: Dynamo has no guards against tensors that overlap. Which of the
+    frame's functions a function is: two of equal code are described alike, and `is` tells them apart."""
+    if kind == "TENSOR_MATCH":
+        return seen.setdefault(value.untyped_storage()._cdata, len(seen))
+    if isinstance(value, types.FunctionType | types.CodeType):
+        return seen.setdefault(id(value), len(seen))
+    return None
 
 
 def differing(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -> str | None:
@@ -208,11 +227,10 @@ def differing(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Fra
                         value,
                     )  # which keeps its id
                 now = cache[remembered][0]
-                if record.kind == "TENSOR_MATCH":
-                    now = [now, _memory(value, seen)]
+            identity = _identity(record.kind, value, seen)
         except Exception as error:  # the source leads nowhere, or what is there cannot be described
             return f"{place.name or record.kind}: {type(error).__name__}: {error}"
-        if now != record.expected:
+        if now != record.expected or identity != record.identity:
             return f"{place.name or record.kind} ({record.kind}) is not what was traced"
     return None
 
@@ -228,7 +246,9 @@ def make(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Frame) -
         given: dict[str, Any] = {name: _argument_of(value) for name, value in record.values.items()}
         given |= {name: sources[position] for name, position in record.sources.items()}
         if record.kind == "TENSOR_MATCH":
-            given[_TENSOR] = TensorWeakRef(frame.value(sources[record.source]))
+            tensor, source = frame.value(sources[record.source]), sources[record.source]
+            # that of a NumPy array is made for the guard
+            given[_TENSOR] = tensor if type(source).__name__ == "NumpyTensorSource" else TensorWeakRef(tensor)
         yield Guard(sources[record.source], functools.partial(method, **given) if given else method)
 
 

@@ -55,7 +55,7 @@ def check_all() -> None:
 
 def check_new(known: str) -> None:
     """The same, but at once if `kernels` were `known`, which have been checked before; else once in this process."""
-    _check_fakes()
+    digests.once("fakes", _check_fakes, lambda check: check())
     if kernels() != known:
         _check_once(frozenset(torch.library._impls))
 

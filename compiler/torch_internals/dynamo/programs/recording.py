@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -101,29 +102,25 @@ def note_asked(question: asked.Asked) -> None:
         _current.recording.questions.append((torch._guards.TracingContext.try_get(), question))
 
 
-def observe() -> Callable[[], None]:
-    """Begin to see what Dynamo traces (convert_frame.compile_frame) and what it asks; returns what ends it."""
+@functools.cache
+def observe() -> None:
+    """Begin to see what Dynamo traces (convert_frame.compile_frame) and what it asks, once for this process: what is
+    seen twice would be noted twice, and nothing is seen while no frame is recorded."""
     from torch._dynamo import convert_frame
 
-    with Hooks() as hooks:
-        hooks.put(convert_frame, "compile_frame", _written)
-        lookups.observe(hooks, note_asked, active)
-        answers.observe(hooks, note_asked, active)
-        return hooks.pop_all().close
+    with contextlib.ExitStack() as undo:
+        hooks = Hooks(undo, note_asked, active)
+        hooks.observe(convert_frame, "compile_frame", after=_write)
+        lookups.observe(hooks)
+        answers.observe(hooks)
+        undo.pop_all()
 
 
-def _written(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        output = compile_frame(*args, **kwargs)
-        if _current.recording is not None:
-            _write(_current.recording, output)
-        return output
-
-    return traced
-
-
-def _write(recording: Recording, output: Any) -> None:
+def _write(output: Any, *_: Any, **__: Any) -> None:
     """Make the record. output: what convert_frame.compile_frame returned."""
+    recording = _current.recording
+    if recording is None:
+        return
     try:
         with digests.snapshot(), digests.meeting() as met:
             recording.program, recording.reason = _program(recording, output, met), ""
@@ -151,13 +148,13 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     sources = SourceWriter()
     live = guards.Frame(call["locals"], scope)
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
-    records = guards.write(ordered, live, sources)
+    heard = [question for context, question in recording.questions if context is graph.tracing_context]
+    written = guards.write([*ordered, *asked.dropped(heard)], live, sources)
+    records, compared = written[: len(ordered)], written[len(ordered) :]
     compiled, constants = bytecode.write(output.bytecode, scope)
     graphs, splits = _graphs(recording, graph, scope)
     traced = [each for each in graph.traced_code if each is not call["code"]]
     references = _references(traced, modules, live, ordered)
-    heard = [question for context, question in recording.questions if context is graph.tracing_context]
-    compared = guards.write(asked.dropped(heard), live, sources)
     questions = asked.write(heard, live, sources)
     same_inputs, overlaps = _aliases(graph.aotautograd_guards, sources)
     return FrameProgram(
@@ -170,7 +167,7 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
         same_inputs=same_inputs,
         overlaps=overlaps,
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
-        globals=_globals(graph, scope),
+        globals=_globals(graph, scope, references),
         graphs=graphs,
         splits=splits,
         code=generated_code.write(recording.code),
@@ -228,7 +225,7 @@ def _graphs(
     return found, splits
 
 
-def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:
+def _globals(graph: Any, scope: Mapping[str, Any], traced: Sequence[CodeReference]) -> list[GlobalRecord]:
     found = [GlobalRecord(alias, module) for alias, module in sorted(graph.import_sources.items())]
     for name in sorted(graph.installed_globals):
         value = scope.get(name)
@@ -240,6 +237,8 @@ def _globals(graph: Any, scope: Mapping[str, Any]) -> list[GlobalRecord]:
             found.append(GlobalRecord(name, value.__name__))
         elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(bytecode.RESUME):
             found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
+        elif owner := next((e for e in traced if bytecode.scope_of(e.module, e.name) is value), None):
+            found.append(GlobalRecord(name, owner.module, function=owner.name))  # of a named tuple's __new__
         else:
             raise NotPortable(f"a global of Dynamo's that is a {type(value).__name__}")
     return found
@@ -266,15 +265,20 @@ def _references(
     """Where each function that was traced is found. Raises NotPortable for one that is found nowhere."""
     found: dict[tuple[str, str], CodeReference] = {}
     classes: list[type] | None = None
-    for code in dict.fromkeys(traced):
+    for code in {id(each): each for each in traced}.values():  # equal code may be of functions in two places
         name = code.co_qualname.partition(".<locals>")[0]
         module = modules.get(code.co_filename, "")
         if code.co_filename.startswith("<frozen "):
             module = code.co_filename.removeprefix("<frozen ").rstrip(">")
         reference = _reference(module, name, code)
-        if reference is None:  # made by exec, as dataclasses do: a method of a class that a guard names
+        if (
+            reference is None
+        ):  # made by exec, as dataclasses and named tuples do: of a class that a guard names
             classes = _classes(live, ordered) if classes is None else classes
-            places = ((kind.__module__, f"{kind.__qualname__}.{code.co_name}") for kind in classes)
+            methods = (code.co_name, "__new__")  # that of a named tuple is a lambda
+            places = (
+                (kind.__module__, f"{kind.__qualname__}.{each}") for kind in classes for each in methods
+            )
             made = (_reference(module, name, code) for module, name in places)
             reference = next((each for each in made if each is not None), None)
         if reference is None and _is_library(module):
@@ -289,7 +293,9 @@ def _reference(module: str, name: str, code: types.CodeType) -> CodeReference | 
     try:
         place = digests.resolve(module, name)
         functions = list(digests.reached_functions(place))
-        if not any(code in digests.nested(function.__code__) for function in functions):
+        every = [each for function in functions for each in digests.nested(function.__code__)]
+        # Dynamo takes code inside a function from the first of equal functions that it has seen.
+        if not any(code is each or (code == each and not code.co_filename.startswith("<")) for each in every):
             return None
         digests.meet_module(module)
         return CodeReference(module, name, digests.function_digest(place))

@@ -33,13 +33,16 @@ def from_records(
     if _at_limit(call):
         return None, None, ""
     live = guards.Frame(call["locals"], call["globals"])
+    checked: set[str] = set()
     with digests.snapshot():
         for variant in variants:
             try:
                 with digests.meeting() as met:
                     digests.meet_module(call["globals"].get("__name__"))
                     with timed("digests"):
-                        operators.check_new(variant.kernels)
+                        if variant.kernels not in checked:
+                            operators.check_new(variant.kernels)
+                            checked.add(variant.kernels)
                         _check(_changed(variant.traced))
                     return _from_record(variant, graph, live, call, timed, met), variant, ""
             except (NotPortable, _Differs) as error:
@@ -80,6 +83,7 @@ def _from_record(
             _check(_sizes(variant, sources, live))
             _check(shapes.differing(variant.shapes, sources, live))
             _check(asked.differing(variant.asked, sources, live))
+            codes = _codes(variant, call["globals"])
             _check(_registered(variant, met))
         with generated_code.known(variant.code):
             callables: dict[str, Any] = {each.name: graph(each) for each in variant.graphs}
@@ -87,7 +91,7 @@ def _from_record(
         for split in variant.splits:
             callables[split.name] = split_graphs.build(split, callables)
         with timed("install"):
-            return _guarded(variant, sources, live, callables, scope, call)
+            return _guarded(variant, codes, sources, live, callables, scope, call)
     finally:
         scope.close()
 
@@ -110,7 +114,9 @@ class _Globals:
                     raise LookupError(f"a global variable {each.name}")
             else:
                 self.renamed[each.name] = unique_id(bytecode.RESUME if each.code else bytecode.VALUE)
-                if each.module:
+                if each.function:
+                    self.add(each.name, bytecode.scope_of(each.module, each.function))
+                elif each.module:
                     self.add(each.name, sys.modules[each.module])
         if variant.builtins:
             self.renamed[variant.builtins] = unique_id(bytecode.BUILTINS)
@@ -173,8 +179,17 @@ def _sizes(variant: FrameProgram, sources: Sequence[Any], live: guards.Frame) ->
     return None
 
 
+def _codes(variant: FrameProgram, scope: Mapping[str, Any]) -> dict[str, types.CodeType]:
+    """The bytecode of the function under '', those of functions after graph breaks under their names."""
+    resumed = {
+        each.name: bytecode.read(each.code, each.constants, scope) for each in variant.globals if each.code
+    }
+    return {"": bytecode.read(variant.bytecode, variant.constants, scope), **resumed}
+
+
 def _guarded(
     variant: FrameProgram,
+    codes: Mapping[str, types.CodeType],
     sources: Sequence[Any],
     live: guards.Frame,
     callables: Mapping[str, Any],
@@ -185,8 +200,7 @@ def _guarded(
     from torch._dynamo.types import GuardedCode, wrap_guarded_code
 
     code, compile_id = call["code"], call["compile_id"]
-    compiled = bytecode.read(variant.bytecode, variant.constants, scope.scope)
-    compiled = _renamed(compiled, scope.renamed).replace(co_filename=code.co_filename)
+    compiled = _renamed(codes[""], scope.renamed).replace(co_filename=code.co_filename)
     _check_shape(code, compiled)
     manager = _check_function(variant, sources, live, scope, call)
     disable: Any = torch._dynamo.disable
@@ -194,7 +208,7 @@ def _guarded(
         scope.add(name, disable(callables[name], reason="a compiled graph"))
     for each in variant.globals:
         if each.code:
-            resumed = _renamed(bytecode.read(each.code, each.constants, scope.scope), scope.renamed)
+            resumed = _renamed(codes[each.name], scope.renamed)
             scope.add(each.name, _function(resumed, scope.scope, scope.renamed[each.name]))
     internals: Any = convert_frame
     internals.orig_code_map[compiled] = code
@@ -214,12 +228,15 @@ def _called(variant: FrameProgram) -> list[str]:
 
 def _function(code: types.CodeType, scope: dict[str, Any], name: str) -> Any:
     """A function after a graph break; or, if it has a closure, what makes it of its cells."""
+    from torch._dynamo.eval_frame import skip_code
+
     if not code.co_freevars:
         return types.FunctionType(code, scope, name)
 
     def made(closure: tuple[types.CellType, ...]) -> types.FunctionType:
         return types.FunctionType(code, scope, name, None, closure)
 
+    skip_code(made.__code__)  # only what it makes is the program's
     return made
 
 

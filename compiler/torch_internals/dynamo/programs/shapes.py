@@ -19,8 +19,10 @@ from .sources import SourceWriter
 
 _NAME = re.compile(r"\bs(\d+)\b")
 """A source in a condition, by its position."""
+_NOT_NAN = re.compile(r"not math\.isnan\((s\d+)\)")
+"""The condition that Dynamo makes for each symbolic float."""
 _CALL = re.compile(r"([A-Za-z_][\w.]*) *\(")
-_CALLS = {"min": "Min", "max": "Max", "torch.sym_min": "Min", "torch.sym_max": "Max"}
+_CALLS = {"min": "Min", "max": "Max", "torch.sym_min": "Min", "torch.sym_max": "Max", "torch.sym_float": ""}
 _PYTHON = {"Min": "min", "Max": "max"}
 """What PyTorch prints -> the grammar's name -> what is called for numbers."""
 _DYNAMIC, _UNSET, _INFERRED, _SIZES = "dynamic", "unset", "inferred", "sizes"
@@ -41,7 +43,8 @@ def write(graph: Any, sources: SourceWriter) -> list[str]:
         input_contexts=[each.symbolic_context for each in fakes],
         langs=("python",),
     )
-    written = [_CALL.sub(lambda call: _CALLS.get(call[1], call[1]) + "(", text) for text in found.exprs]
+    plain = [_NOT_NAN.sub(r"\1 == \1", text) for text in found.exprs]
+    written = [_CALL.sub(lambda call: _CALLS.get(call[1], call[1]) + "(", text) for text in plain]
     for text in written:
         _check(text, len(sources.records))
     return written
@@ -53,13 +56,18 @@ def differing(shapes: Sequence[str], sources: Sequence[Any], frame: Frame) -> st
         used = {int(position) for position in _NAME.findall(text)}
         try:
             sizes = {f"s{position}": frame.value(sources[position]) for position in used}
-            if not all(type(size) in (int, bool) for size in sizes.values()):
+            if not all(map(_is_number, sizes.values())):
                 return f"a size that is no number in {_shown(text, sources)}"
             if size_expr.evaluate(text, sizes) is not True:
                 return f"{_shown(text, sources)} does not hold"
         except Exception as error:
             return f"{text}: {type(error).__name__}: {error}"
     return None
+
+
+def _is_number(size: Any) -> bool:
+    """A float that code compares has a condition too. -0.0 equals 0.0, but tracing makes another constant of it."""
+    return type(size) in (int, bool) or (type(size) is float and str(size) != "-0.0")
 
 
 def code(shapes: Sequence[str], sources: Sequence[Any]) -> list[str]:

@@ -19,7 +19,7 @@ KINDS = frozenset(
         CodeSource ConstDictKeySource ConvertIntSource DefaultsSource DictGetItemSource
         DictSubclassGetItemSource FSDPNNModuleSource FloatTensorSource GenericAttrSource GetItemSource
         GlobalSource GlobalStateSource GradSource ImportSource ListGetItemSource LocalSource NNModuleSource
-        NamedTupleFieldsSource OptimizerSource ParamBufferSource ShapeEnvSource SkipGuardSource
+        NamedTupleFieldsSource NumpyTensorSource OptimizerSource ParamBufferSource ShapeEnvSource SkipGuardSource
         TensorPropertySource TupleIteratorGetItemSource TypeDictSource TypeMROSource TypeSource
         UnspecializedBuiltinNNModuleSource UnspecializedNNModuleSource UnspecializedParamBufferSource
         """

@@ -22,6 +22,8 @@ _UNNAMED = {kind.__qualname__: kind for kind in vars(types).values() if isinstan
 """Classes that Python's `builtins` has no names for."""
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """Kinds of constants that are attributes of torch."""
+_NUMPY = frozenset({"numpy.ufunc", "numpy._ArrayFunctionDispatcher"})
+"""Classes of NumPy's functions. Dynamo traces functions of PyTorch's in their place, by their names."""
 _DEPTH = 8
 _HOOKS = words(
     "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs _backward_hooks "
@@ -100,7 +102,8 @@ def type_of(value: Any) -> Any:
 
 
 def tensor(value: torch.Tensor) -> Any:
-    """What Dynamo's guard on a tensor compares, besides its sizes and strides. Raises NotPortable for a subclass."""
+    """What Dynamo's guard on a tensor compares, besides its sizes and strides; and what isinstance asks without a guard
+    to tell parameters and buffers. Raises NotPortable for a subclass."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise NotPortable(f"a tensor subclass, {type(value).__name__}")
     marks = [[name, sorted(map(str, getattr(value, name)))] for name in _DIMENSIONS if hasattr(value, name)]
@@ -111,6 +114,7 @@ def tensor(value: torch.Tensor) -> Any:
         str(value.device),
         value.requires_grad,
         value.is_leaf,
+        [bool(getattr(value, name, False)) for name in ("_is_param", "_is_buffer")],
         str(value.layout),
         marks,
         getattr(value, "_dynamo_static_input_type", None)
@@ -197,6 +201,15 @@ def _described(value: Any, depth: int) -> Any:
             if type(owner) in (frozenset, tuple, str, bytes):  # as keyword.iskeyword
                 return ["builtin", value.__qualname__, _described(owner, depth - 1)]
             raise NotPortable(f"a method of an object, {value.__qualname__}")
+        case _ if f"{type(value).__module__}.{type(value).__name__}" in _NUMPY:
+            module, name = value.__module__, value.__name__
+            if digests.resolve(module, name) is not value:
+                raise NotPortable(f"a function of NumPy that its name does not find, {module}.{name}")
+            return ["numpy", module, name]
+        case types.GetSetDescriptorType() | types.MemberDescriptorType() | types.ClassMethodDescriptorType():
+            return ["member", _described(value.__objclass__, depth - 1), value.__name__]
+        case types.MethodWrapperType():
+            return ["member", _described(type(value.__self__), depth - 1), value.__name__]
         case re.Pattern():
             return [type_of(value), _described(value.pattern, depth - 1), value.flags]
         case torch.autocast():

@@ -65,28 +65,24 @@ _WITH_TEXT = frozenset({"ExceptionVariable", "SymNodeVariable", "UserDefinedClas
 """Variables whose text follows from what was traced, besides constants and objects with methods in Python."""
 
 
-def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+def observe(hooks: Hooks) -> None:
     """Raises AttributeError where this version of PyTorch has none of what is observed."""
     from torch._dynamo import variables
     from torch._dynamo.variables import builtin, functions, misc, nn_module
     from torch._dynamo.variables.torch import tracing_state_functions
 
+    note = hooks.note
     follows = _Follows(note, list(tracing_state_functions()))
 
     def put(kind: Any, method: str, judge: Callable[..., Asked | None]) -> None:
-        def observed(own: Callable[..., Any]) -> Callable[..., Any]:
-            def calls(variable: Any, tx: Any, *args: Any, **named: Any) -> Any:
-                answer = own(variable, tx, *args, **named)
-                if active() and (question := judge(variable, tx, *args, *named.values(), answer)) is not None:
-                    note(question)
-                return answer
-
-            return calls
+        def answered(answer: Any, variable: Any, tx: Any, *args: Any, **named: Any) -> None:
+            if (question := judge(variable, tx, *args, *named.values(), answer)) is not None:
+                note(question)
 
         if not hasattr(kind, method):
             raise AttributeError(f"{kind.__name__}.{method}")
         for owner in owners(kind, method):
-            hooks.put(owner, method, observed)
+            hooks.observe(owner, method, after=answered)
 
     root = getattr(builtin, "BaseBuiltinVariable", variables.BuiltinVariable)  # since PyTorch 2.13
     put(root, "call_function", follows.builtin)
@@ -110,15 +106,17 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
 
     def constant_observed(own: Callable[..., Any]) -> Callable[..., Any]:
         def invokes(tx: Any, function: Any, name: str, arguments: Any, keywords: Any) -> Any:
-            if not active():
+            if not hooks.active():
                 return own(tx, function, name, arguments, keywords)
-            answers: list[Any] = []
+
+            def note_call(args: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
+                if not follows(function):
+                    note(Call(function, args, named, answer))
 
             def called(*args: Any, **named: Any) -> Any:
-                answers.append(function(*args, **named))
-                if not follows(function):
-                    note(Call(function, args, named, answers[0]))
-                return answers[0]
+                answer = function(*args, **named)
+                hooks.see(note_call, args, named, answer)
+                return answer
 
             return own(tx, called, name, arguments, keywords)
 

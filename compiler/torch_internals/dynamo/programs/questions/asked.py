@@ -56,6 +56,12 @@ class Order(Struct, frozen=True):
     source: Any
 
 
+class Value(Struct, frozen=True):
+    """What is at a source: a method of a class in C, of which Dynamo says that nobody exchanges it in a process."""
+
+    source: Any
+
+
 class Call(Struct, frozen=True):
     """What a function answers to constant arguments."""
 
@@ -77,7 +83,7 @@ class Dropped(Struct, frozen=True):
     guard: Any
 
 
-Question = ModuleName | Attribute | Key | Order | Call | Unnamed
+Question = ModuleName | Attribute | Key | Order | Value | Call | Unnamed
 Asked = Question | Dropped
 
 
@@ -145,6 +151,8 @@ def _record(question: Question, frame: Frame, sources: SourceWriter) -> AskedRec
             )
         case Order(source):
             return _order_record(source, frame, sources)
+        case Value(source):
+            return AskedRecord("value", values.described(frame.value(source)), source=sources.add(source))
         case Call(function, arguments, keywords, answer):
             return _call(function, arguments, keywords, answer)
 
@@ -260,6 +268,8 @@ def _shown(record: AskedRecord, sources: Sequence[Any]) -> str:
             return f"whether {place} has the key {more}"
         case "order":
             return f"the order of {place}"
+        case "value":
+            return place
     return f"what {place}.{record.name}({more}) answers"
 
 
@@ -286,5 +296,6 @@ ANSWERS: dict[str, Callable[[AskedRecord, Any], Any]] = {
     "call": _called,
     "key": lambda record, target: values.constant_of(record.arguments[0]) in target,
     "order": lambda record, target: _in_order(target),
+    "value": lambda record, target: values.described(target),
 }
 """Kind -> what asks the object again."""

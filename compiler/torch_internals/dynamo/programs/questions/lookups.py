@@ -5,24 +5,35 @@ from __future__ import annotations
 import builtins
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
+from torch.nn.utils import stateless
+
 from .....artifact.programs import digests
-from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed
-from .hooks import Around, Hooks, owners
+from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed, Value
+from .hooks import Hooks, owners
 
 Note = Callable[[Asked], None]
 _ATTRIBUTE = ("tp_getattro_impl", "var_getattr")
 """Methods that look up an attribute; which there are depends on the version, as for those below."""
+_HAS = "call_obj_hasattr"
 _ABSENT = ("getitem_const", "getitem_const_raise_exception_if_absent", "maybe_getitem_const", "__contains__")
 """Methods of a dict that look up a key, which is their last argument."""
 _TEXT = ("repr_impl", "tp_repr_impl")
 _ORDER = ("tp_iter_impl", "unpack_var_sequence", *_TEXT)
 """Methods of a set whose answers depend on its order."""
+_ANY_ORDER = frozenset({stateless.__file__})
+"""Code that does the same in each order: torch.func.functional_call looks in sets of names for tied parameters."""
+_IN_C = (
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType),
+)
+"""Values on which Dynamo has no guard."""
 
 
-def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+def observe(hooks: Hooks) -> None:
     """Raises AttributeError where this version of PyTorch has none of the methods."""
     from torch._dynamo.exc import ObservedAttributeError
     from torch._dynamo.source import AttrSource
@@ -30,66 +41,69 @@ def observe(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.dicts import ConstDictVariable
 
-    def getattr_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def asks(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> Any:
-            if not active():
-                return method(variable, tx, name, *more, **others)
-            if type(variable).__name__ == "PythonModuleVariable":
-                note(ModuleName(variable.source, variable.value, _text(name)))
-            try:
-                found = method(variable, tx, name, *more, **others)
-            except ObservedAttributeError:
-                _note_attribute(note, variable, _text(name))
-                raise
-            if (source := getattr(found, "source", None)) is not None:
-                _note_attribute(note, variable, _text(name), source)
-            elif _is_set_of_a_class(variable, name):  # PyTorch 2.11 forgets where it has found one of numbers
-                note(Order(AttrSource(variable.source, _text(name))))
-            return found
+    note = hooks.note
 
-        return asks
-
-    def has(variable: Any, tx: Any, name: Any, *_: Any, **__: Any) -> None:
+    def name_asked(variable: Any, tx: Any, name: Any, *_: Any, **__: Any) -> None:
         if type(variable).__name__ == "PythonModuleVariable":
             note(ModuleName(variable.source, variable.value, _text(name)))
+
+    def attribute_found(answer: Any, variable: Any, tx: Any, name: Any, *_: Any, **__: Any) -> None:
+        if (source := getattr(answer, "source", None)) is not None:
+            _note_attribute(note, variable, _text(name), source)
+        elif _is_set_of_a_class(variable, name):  # PyTorch 2.11 forgets where it has found one of numbers
+            note(Order(AttrSource(variable.source, _text(name))))
+
+    def attribute_absent(error: Exception, variable: Any, tx: Any, name: Any, *_: Any, **__: Any) -> None:
+        if isinstance(error, ObservedAttributeError):
+            _note_attribute(note, variable, _text(name))
+
+    def attribute_asked(variable: Any, tx: Any, name: Any, *_: Any, **__: Any) -> None:
+        if type(variable).__name__ == "PythonModuleVariable":
+            name_asked(variable, tx, name)
         else:
             _note_attribute(note, variable, _text(name))
 
-    def key_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def asks(variable: Any, *arguments: Any) -> Any:
-            if not active():
-                return method(variable, *arguments)
-            try:
-                found = method(variable, *arguments)
-            except Exception:
-                _note_key(note, variable, arguments[-1])
-                raise
-            _note_key(note, variable, arguments[-1], getattr(found, "source", None))
-            return found
+    def key_found(answer: Any, variable: Any, *arguments: Any) -> None:
+        _note_key(note, variable, arguments[-1], getattr(answer, "source", None))
 
-        return asks
+    def key_absent(_: Exception, variable: Any, *arguments: Any) -> None:
+        _note_key(note, variable, arguments[-1])
 
     def builtin(frame: Any, name: str) -> None:
         if name not in frame.f_builtins:  # since PyTorch 2.15 a NameError that may be caught
             note(ModuleName(None, builtins, name))
 
-    hooks.put(InstructionTranslatorBase, "load_builtin_from_argval", _first(active, builtin))
-    for names, observed in ((_ATTRIBUTE, getattr_observed), (("call_obj_hasattr",), _first(active, has))):
-        found = [(owner, name) for name in names for owner in owners(VariableTracker, name)]
+    hooks.observe(InstructionTranslatorBase, "load_builtin_from_argval", before=builtin)
+    attributes = [(owner, name) for name in _ATTRIBUTE for owner in owners(VariableTracker, name)]
+    asking = list(owners(VariableTracker, _HAS))
+    for name, found in ((_ATTRIBUTE[0], attributes), (_HAS, asking)):
         if not found:
-            raise AttributeError(f"VariableTracker.{names[0]}")
-        for owner, name in found:
-            hooks.put(owner, name, observed)
+            raise AttributeError(f"VariableTracker.{name}")
+    for owner, name in attributes:
+        hooks.observe(owner, name, before=name_asked, after=attribute_found, failed=attribute_absent)
+    for owner in asking:
+        hooks.observe(owner, _HAS, before=attribute_asked)
     for name in _ABSENT:
         if not hasattr(ConstDictVariable, name):
             raise AttributeError(f"ConstDictVariable.{name}")
         for owner in owners(ConstDictVariable, name):
-            hooks.put(owner, name, key_observed)
-    _observe_sets(hooks, note, active)
-    _observe_guards(hooks, note, active)
+            hooks.observe(owner, name, after=key_found, failed=key_absent)
+    _observe_sets(hooks)
+    _observe_guards(hooks)
+    _observe_values(hooks)
 
 
-def _observe_guards(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+def _observe_values(hooks: Hooks) -> None:
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    def builds(builder: Any, value: Any) -> None:
+        if isinstance(value, _IN_C):
+            hooks.note(Value(builder.source))
+
+    hooks.observe(VariableBuilder, "__call__", before=builds)
+
+
+def _observe_guards(hooks: Hooks) -> None:
     from torch._dynamo import guards
     from torch._dynamo.source import is_from_skip_guard_source
 
@@ -98,18 +112,24 @@ def _observe_guards(hooks: Hooks, note: Note, active: Callable[[], bool]) -> Non
     def installs(*wanted: Any, **_: Any) -> None:
         for guard in wanted:
             if is_from_skip_guard_source(guard.originating_source):
-                note(Dropped(guard))
+                hooks.note(Dropped(guard))
 
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch._dynamo") and (
             vars(module).get("install_guard") is install_guard
         ):
-            hooks.put(module, "install_guard", _first(active, installs))
+            hooks.observe(module, "install_guard", before=installs)
 
 
-def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
+def _observe_sets(hooks: Hooks) -> None:
     from torch._dynamo import variables
     from torch._dynamo.variables.dicts import ConstDictVariable
+
+    note = hooks.note
+
+    def order_asked(variable: Any, tx: Any = None, *_: Any, **__: Any) -> None:
+        if tx is None or tx.f_code.co_filename not in _ANY_ORDER:
+            _note_order(note, variable)
 
     def call_of_set(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
         if isinstance(variable, root):
@@ -118,54 +138,32 @@ def _observe_sets(hooks: Hooks, note: Note, active: Callable[[], bool]) -> None:
             for each in more[0] if more else others["args"]:
                 note_keys(note, each)
 
-    every: Any = variables
-    root = every.SetVariable
-    while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
-        root = root.__base__
-    for name in _ORDER:
-        for owner in owners(_class_with(root, name), name):
-            hooks.put(owner, name, _first(active, lambda variable, *_, **__: _note_order(note, variable)))
-    for owner in {*owners(root, "call_method"), _class_with(root, "call_method")}:
-        hooks.put(owner, "call_method", _first(active, call_of_set))
-
-    def whole_observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def takes(variable: Any, *others: Any) -> Any:
-            found = method(variable, *others)
-            if active():
-                for each in (variable, *others):
-                    note_keys(note, each)
-            return found
-
-        return takes
-
-    for name in ("as_python_constant", "is_python_equal", *_TEXT):
-        for owner in {*owners(root, name), *owners(ConstDictVariable, name)}:
-            hooks.put(owner, name, whole_observed)
+    def taken_whole(_: Any, *variables: Any) -> None:
+        for each in variables:
+            note_keys(note, each)
 
     def call_of_list(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
         if name in ("extend", "__iadd__"):  # takes the elements without a method of the set
             for each in more[0] if more else others["args"]:
                 _note_order(note, each)
 
+    every: Any = variables
+    root = every.SetVariable
+    while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
+        root = root.__base__
+    for name in _ORDER:
+        for owner in owners(_class_with(root, name), name):
+            hooks.observe(owner, name, before=order_asked)
+    for owner in {*owners(root, "call_method"), _class_with(root, "call_method")}:
+        hooks.observe(owner, "call_method", before=call_of_set)
+    for name in ("as_python_constant", "is_python_equal", *_TEXT):
+        for owner in {*owners(root, name), *owners(ConstDictVariable, name)}:
+            hooks.observe(owner, name, after=taken_whole)
     for owner in owners(variables.BaseListVariable, "call_method"):
-        hooks.put(owner, "call_method", _first(active, call_of_list))
+        hooks.observe(owner, "call_method", before=call_of_list)
     for name in ("sq_inplace_concat_impl", "nb_inplace_add_impl"):
         for owner in owners(variables.BaseListVariable, name):
-            hooks.put(owner, name, _first(active, lambda variable, tx, other, *_: _note_order(note, other)))
-
-
-def _first(active: Callable[[], bool], look: Callable[..., None]) -> Around:
-    """Around a function: `look` gets its arguments before it runs, while a frame is recorded."""
-
-    def around(function: Callable[..., Any]) -> Callable[..., Any]:
-        def looked_at(*args: Any, **kwargs: Any) -> Any:
-            if active():
-                look(*args, **kwargs)
-            return function(*args, **kwargs)
-
-        return looked_at
-
-    return around
+            hooks.observe(owner, name, before=lambda variable, tx, other, *_: _note_order(note, other))
 
 
 def _class_with(root: type, name: str) -> type:
