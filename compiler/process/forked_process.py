@@ -14,7 +14,11 @@ MAX_MESSAGE_BYTES = 1 << 30
 
 
 class ForkedProcessLost(Exception):
-    """The other process has ended, or sent nothing for too long."""
+    """The other process has ended, or sent nothing for too long. ended: which of the two."""
+
+    def __init__(self, message: str, *, ended: bool = True) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class ForkedProcess:
@@ -65,21 +69,23 @@ class ForkedProcess:
                 return self._connection.recv_bytes(MAX_MESSAGE_BYTES)
         except (EOFError, OSError):
             raise ForkedProcessLost("its process ended") from None
-        raise ForkedProcessLost(f"it sent nothing for {seconds:.1f} s, which is too long")
+        raise ForkedProcessLost(f"it sent nothing for {seconds:.1f} s, which is too long", ended=False)
 
     def disconnect(self) -> None:
         """Close this side's connection. A fork of this process must do it, or the other side would not see its end."""
         self._connection.close()
 
-    def close(self) -> None:
-        """Outside the fork: kill and reap it."""
-        self.kill()
+    def close(self) -> int:
+        """Outside the fork: kill and reap it. Returns what `kill` does."""
+        status = self.kill()
         self.disconnect()
+        return status
 
-    def kill(self) -> None:
+    def kill(self) -> int:
+        """Its exit status, or the negative number of the signal that ended it: SIGKILL if it had not ended before."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 _BEGUN, _SENT, _DONE, _ENDED = b"b", b"s", b"d", b"e"

@@ -11,6 +11,7 @@ import abc
 import contextlib
 import contextvars
 import resource
+import signal
 import struct
 import threading
 import time
@@ -95,13 +96,15 @@ class CandidateAgreement:
 
 
 class ForkedCpuRunner:
-    """Each started candidate has a forked process, which takes one sample for each message."""
+    """Each started candidate has a forked process, which takes one sample for each message. No candidate is at fault
+    when its process gets SIGKILL, from a person or for the machine's memory: it is run again, once."""
 
     def __init__(self, selection: Candidates, reference: torch.Tensor | None, threads: int) -> None:
         self._selection = selection
         self._reference = reference
         self._threads = threads
         self._running: dict[int, ForkedProcess] = {}
+        self._killed: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +125,8 @@ class ForkedCpuRunner:
         try:
             (error_share,) = _NUMBER.unpack(process.receive(FIRST_SECONDS))
         except ForkedProcessLost as lost:
-            process.close()
+            if self._may_run_again(candidate, lost, process.close()):
+                return self.start(candidate)
             raise CandidateFailed(str(lost)) from lost
         self._running[candidate] = process
         return None if self._reference is None else float(error_share)
@@ -138,10 +142,20 @@ class ForkedCpuRunner:
         try:
             process.send(b"")
             (milliseconds,) = _NUMBER.unpack(process.receive(SAMPLE_SECONDS))
-        except ForkedProcessLost:
-            self._running.pop(candidate).close()
-            return None
+        except ForkedProcessLost as lost:
+            if not self._may_run_again(candidate, lost, self._running.pop(candidate).close()):
+                return None
+            try:
+                self.start(candidate)
+            except CandidateFailed:
+                return None
+            return self._sample(candidate)
         return float(milliseconds)
+
+    def _may_run_again(self, candidate: int, lost: ForkedProcessLost, status: int) -> bool:
+        again = lost.ended and status == -signal.SIGKILL and candidate not in self._killed
+        self._killed.add(candidate)
+        return again
 
     def _run(self, candidate: int, fork: ForkedProcess) -> None:
         """Serve one candidate in its process: run it once, send its error, then send one sample for each message."""

@@ -111,6 +111,40 @@ def test_a_candidate_may_fail_later_and_the_others_go_on(impatient, monkeypatch,
         assert running.take([1, 0])[0] is None
 
 
+def kill_once(marker, run_before):
+    """SIGKILL from outside, in the first process that gets so far."""
+    runs = 0
+
+    def run():
+        nonlocal runs
+        runs += 1
+        if runs > run_before and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return right()
+
+    return run
+
+
+@pytest.mark.parametrize("run_before", [0, 2])
+def test_a_candidate_whose_process_is_killed_is_run_again(tmp_path, monkeypatch, run_before):
+    monkeypatch.setattr(benchmark, "RETAKES", 0)
+    with ForkedCpuRunner(Candidates(kill_once(tmp_path / "killed", run_before)), REFERENCE, threads=1) as running:
+        assert running.start(0) == 0.0
+        assert all(time is not None for time in running.take([0] * 4))
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_candidate_whose_process_is_killed_each_time_has_failed(monkeypatch):
+    monkeypatch.setattr(benchmark, "RETAKES", 0)
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    with ForkedCpuRunner(Candidates(after(2, kill), kill), REFERENCE, threads=1) as running:
+        running.start(0)
+        assert [time is None for time in running.take([0] * 4)] == [False, False, True, True]
+        with pytest.raises(CandidateFailed):
+            running.start(1)
+
+
 def test_a_candidate_runs_in_as_many_threads_as_the_kernels_will_whatever_this_process_did_before():
     """OpenMP's threads do not survive a fork, and who waits for them waits for ever."""
     before = torch.get_num_threads()
