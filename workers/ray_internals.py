@@ -108,6 +108,22 @@ def dead_servers(node: Any) -> list[str]:
     return [name for name in names if name in ("gcs_server", "raylet")]
 
 
+def shut_down() -> None:
+    """Leave the cluster, if this process has joined one."""
+    import ray
+
+    ray.shutdown()
+
+
+def forget_exit_handler() -> None:
+    """Do not leave the cluster once more when this process exits: `shut_down` waits, and the exit would too."""
+    import atexit
+
+    from ray._private import worker
+
+    atexit.unregister(worker.shutdown)
+
+
 def stop_head_node(node: Any) -> None:
     """End its servers, after ray.shutdown."""
     node.kill_all_processes(check_alive=False, allow_graceful=True)

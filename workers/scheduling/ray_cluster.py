@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import re
 import shutil
@@ -34,6 +35,8 @@ from .ray_resources import ACTOR_SHARE, CPU_SLOTS, GPU_SLOTS, NAMESPACE, OFFER, 
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _FOR_RAY = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV)|(PYTHON|RAY_|CUDA_|NVIDIA_)\w*"
 )
@@ -41,6 +44,8 @@ _END_START_SECONDS = 2.0
 """How long the end of a start may take. Ray waits half a minute for servers that were killed."""
 _KILL_AGAIN_SECONDS = 0.05
 _JOIN_SECONDS = 10.0
+_LEAVE_SECONDS = 30.0
+"""How long Ray may take to leave a cluster whose servers have ended. Some of its threads ask them, for a day."""
 _SERVICE_SETTINGS = "TORCHRELAY_SERVICE_"
 _SENT_DIRECTLY = {
     "RAY_max_direct_call_object_size": str(1 << 28),
@@ -187,7 +192,15 @@ class RayCluster:
         self._thread = RayThread()
         if self._head is not None:
             await self.call(self._kill_embedded)
-        await self.call(self._stop)
+        try:
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self.call(ray_internals.shut_down)
+        except TimeoutError:
+            log.error("Ray still waits after %g s for a server that has ended; it is left alone", _LEAVE_SECONDS)
+            ray_internals.forget_exit_handler()
+            self._thread.end()
+            self._thread = RayThread()
+        await self.call(self._end_servers)
         self._thread.end()
 
     def _kill_embedded(self) -> None:
@@ -298,9 +311,11 @@ class RayCluster:
         )
 
     def _stop(self) -> None:
-        import ray
+        ray_internals.shut_down()
+        self._end_servers()
 
-        ray.shutdown()
+    def _end_servers(self) -> None:
+        """Those that this process has started, after it has left the cluster."""
         if self._head is not None:
             # Ray kills a raylet that does not end within a second, and its agents notice that a minute later
             with none_outlives(ray_internals.server_pids(self._head)):

@@ -438,8 +438,9 @@ def test_a_raylet_that_has_to_be_killed_leaves_no_process():
 
 
 HEAD_LOST = """
-import asyncio, sys
+import asyncio, atexit, sys, threading
 import psutil
+from torchrelay.workers.scheduling import ray_cluster
 from torchrelay.workers.pool import PoolSettings, RayCluster, become_subreaper
 
 async def main():
@@ -453,7 +454,14 @@ async def main():
     assert not asked.done()
     gcs.kill()
     gcs.wait()
-    await (cluster.leave_lost() if sys.argv[2] == "leaves" else cluster.stop())
+    if sys.argv[2] == "waits":
+        import ray
+        from ray._private import worker
+        ray_cluster._LEAVE_SECONDS = 2.0
+        atexit.unregister(worker.shutdown)
+        worker.shutdown = ray.shutdown = lambda **options: threading.Event().wait()
+        atexit.register(worker.shutdown, _exiting_interpreter=True)
+    await (cluster.stop() if sys.argv[2] == "stops" else cluster.leave_lost())
     _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)
     print([p.cmdline() for p in left])
     asked.cancel()
@@ -462,12 +470,13 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("then", ["leaves", "stops"])
+@pytest.mark.parametrize("then", ["leaves", "stops", "waits"])
 def test_a_process_whose_question_a_dead_head_never_answers_ends_all_the_same(then):
     done = subprocess.run(
         [sys.executable, "-c", HEAD_LOST, RAY_TOKEN, then], capture_output=True, text=True, timeout=120
     )
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert done.stdout == "[]\n", done.stderr
+    assert then == "waits" or done.returncode == 0, done.stderr  # Ray's threads, which were left, may crash at the end
 
 
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
