@@ -196,7 +196,9 @@ class RayCluster:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self.call(ray_internals.shut_down)
         except TimeoutError:
-            log.error("Ray still waits after %g s for a server that has ended; it is left alone", _LEAVE_SECONDS)
+            log.error(
+                "Ray still waits after %g s for a server that has ended; it is left alone", _LEAVE_SECONDS
+            )
             ray_internals.forget_exit_handler()
             self._thread.end()
             self._thread = RayThread()

@@ -129,7 +129,9 @@ def kill_once(marker, run_before):
 @pytest.mark.parametrize("run_before", [0, 2])
 def test_a_candidate_whose_process_is_killed_is_run_again(tmp_path, monkeypatch, run_before):
     monkeypatch.setattr(benchmark, "RETAKES", 0)
-    with ForkedCpuRunner(Candidates(kill_once(tmp_path / "killed", run_before)), REFERENCE, threads=1) as running:
+    with ForkedCpuRunner(
+        Candidates(kill_once(tmp_path / "killed", run_before)), REFERENCE, threads=1
+    ) as running:
         assert running.start(0) == 0.0
         assert all(time is not None for time in running.take([0] * 4))
     assert (tmp_path / "killed").exists()

@@ -476,7 +476,8 @@ def test_a_process_whose_question_a_dead_head_never_answers_ends_all_the_same(th
         [sys.executable, "-c", HEAD_LOST, RAY_TOKEN, then], capture_output=True, text=True, timeout=120
     )
     assert done.stdout == "[]\n", done.stderr
-    assert then == "waits" or done.returncode == 0, done.stderr  # Ray's threads, which were left, may crash at the end
+    if then != "waits":  # Ray's threads, which were left, may crash at the very end
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
