@@ -1,9 +1,11 @@
 """What lowering equal layers once saves: one training step, compiled as a worker does, with and without it by turns.
 
     python benchmarks/equal_layers.py --layers 24 --rounds 3 --steps 20
+    python benchmarks/equal_layers.py --device cuda --amp --layers 24 --width 1024 --batch 8 --tokens 512
 
 Prints JSON: medians of processor seconds from the request to the compiled step (the C++ compiler's are its own), the
-ratio of the steps' processor time, taken by turns, and whether the loss and all gradients are the same bits."""
+ratio of the steps' processor time, or on a GPU time, taken by turns, and whether the loss and all gradients are the
+same bits. On a GPU also the kernels that a step launches, and its peak memory."""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ class Transformer(nn.Module):
 
 
 def captured_step(
-    model: nn.Module, tokens: torch.Tensor, *, dynamic: bool
+    model: nn.Module, tokens: torch.Tensor, *, dynamic: bool, amp: bool
 ) -> tuple[CapturedGraph, list[Any]]:
     graphs: list[tuple[CapturedGraph, list[Any]]] = []
 
@@ -79,7 +81,8 @@ def captured_step(
 
     if dynamic:
         torch._dynamo.mark_dynamic(tokens, (0, 1))
-    torch.compile(model, backend=backend)(tokens)
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=amp):
+        torch.compile(model, backend=backend)(tokens)
     (only,) = graphs
     return only
 
@@ -100,26 +103,50 @@ def compiled(graph: CapturedGraph, *, once: bool) -> tuple[Callable[..., Any], f
 
 
 def step(run: Callable[..., Any], inputs: list[Any]) -> tuple[list[torch.Tensor], float]:
-    """The loss and all gradients, and the step's processor seconds."""
+    """The loss and all gradients, and the step's seconds: of the processor, or until the GPU has done it."""
     torch.manual_seed(0)
     leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
-    began = time.process_time()
+    on_gpu = leaves[0].is_cuda
+    clock = time.perf_counter if on_gpu else time.process_time
+    if on_gpu:
+        torch.cuda.synchronize()
+    began = clock()
     (loss,) = run(*inputs)
     gradients = torch.autograd.grad(loss, leaves)
-    return [loss.detach(), *gradients], time.process_time() - began
+    if on_gpu:
+        torch.cuda.synchronize()
+    return [loss.detach(), *gradients], clock() - began
+
+
+def gpu_costs(run: Callable[..., Any], inputs: list[Any]) -> tuple[int, int]:
+    """How many kernels a step launches, and the bytes that it allocates at most."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(run, inputs)
+    peak = torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step(run, inputs)
+    kernels = sum(event.count for event in profile.key_averages() if event.self_device_time_total)
+    return kernels, peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("layers", 24), ("width", 256), ("rounds", 3), ("steps", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("batch", 4), ("tokens", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--amp", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes of batch and sequence")
     chosen = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = Transformer(chosen.layers, chosen.width, chosen.dropout)
-    graph, inputs = captured_step(model, torch.randint(VOCABULARY, (4, 128)), dynamic=chosen.dynamic)
+    with torch.device(chosen.device):
+        model = Transformer(chosen.layers, chosen.width, chosen.dropout)
+        tokens = torch.randint(VOCABULARY, (chosen.batch, chosen.tokens))
+    graph, inputs = captured_step(model, tokens, dynamic=chosen.dynamic, amp=chosen.amp)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     runs: dict[bool, Callable[..., Any]] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -130,6 +157,7 @@ def main() -> None:
                 runs[once], took = compiled(graph, once=once)
                 seconds[once].append(took)
         same = all(map(torch.equal, step(runs[False], inputs)[0], step(runs[True], inputs)[0]))
+        costs = {once: gpu_costs(runs[once], inputs) for once in runs} if tokens.is_cuda else {}
         pairs = [(step(runs[True], inputs)[1], step(runs[False], inputs)[1]) for _ in range(chosen.steps)]
     apart, together = statistics.median(seconds[False]), statistics.median(seconds[True])
     print(
@@ -137,6 +165,9 @@ def main() -> None:
             {
                 "torch": str(torch.__version__),
                 "layers": chosen.layers,
+                "width": chosen.width,
+                "device": torch.cuda.get_device_name() if tokens.is_cuda else "cpu",
+                "amp": chosen.amp,
                 "dropout": chosen.dropout,
                 "dynamic": chosen.dynamic,
                 "compile seconds, each layer": round(apart, 2),
@@ -144,6 +175,11 @@ def main() -> None:
                 "compile ratio": round(together / apart, 3),
                 "step ratio": round(statistics.median(a / b for a, b in pairs), 4),
                 "same bits": same,
+                **{
+                    f"{name}, {'layers once' if once else 'each layer'}": costs[once][which]
+                    for which, name in enumerate(("kernels", "peak bytes"))
+                    for once in costs
+                },
             }
         )
     )

@@ -6,9 +6,10 @@
     python benchmarks/zoo.py --page                                 # the page and the picture from what is recorded
 
 Phases: `programs` starts small models without tracing on the CPU, and compiles nothing. `fill` compiles each model in
-empty caches, by the service and by local Inductor, several at once. Then, one at a time, `first-step` starts each again
-(torchrelay on a new machine and from its programs, PyTorch from Mega-Cache on a new machine), `accuracy` compares as
-upstream does, and `time` measures steps by turns. Caches and service live in --state, so that phases can be run apart.
+empty caches, by the service and by local Inductor, several at once. `accuracy` compares as upstream does, several at
+once, and compiles what is not filled. Then, one at a time, `first-step` starts each again (torchrelay on a new machine
+and from its programs, PyTorch from Mega-Cache on a new machine), and `time` measures steps by turns. Caches and service
+live in --state, so that phases can be run apart.
 Each result is a line that is appended as soon as it is there; a model that has a line is passed over, unless --again.
 Each model runs in a process of its own, which is ended above --memory or --timeout.
 """

@@ -81,7 +81,7 @@ class Zoo:
 
     def run(self, phase: str) -> None:
         jobs = [job for name in self._models for job in self._jobs(phase, name) if self._is_wanted(job)]
-        if phase in ("fill", "programs"):
+        if phase in ("fill", "programs", "accuracy"):
             with ThreadPoolExecutor(self._plan.parallel) as pool:
                 try:
                     ended = list(pool.map(self._run_job, jobs))
