@@ -55,8 +55,16 @@ class Row:
     def is_remote(self) -> bool:
         """Each graph compiled by the service."""
         record = self.compiled
-        ran = record is not None and record["status"] in ("pass", "fail_accuracy")
-        return ran and record["remote"] == record["graphs"] > 0
+        if record is None or record["status"] not in ("pass", "fail_accuracy"):
+            return False
+        return bool(record["remote"] == record["graphs"] > 0)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether there was anything to compile: not where Dynamo makes no graph, or Inductor fails as well."""
+        record, local = self.compiled, self.records.get(("fill", "inductor"))
+        failed = local is not None and local["status"] == "fail_to_run"
+        return record is not None and not failed and bool(record["graphs"] or record["status"] != "pass")
 
     @property
     def accuracy(self) -> str:
@@ -77,7 +85,7 @@ class Row:
             if record["status"] != "pass":
                 why = first_line(record.get("error", ""))
                 found[f"{phase}, {way}: {record['status']}" + (f": {why}" if why else "")] = None
-            if (phase, way) == ("fill", "torchrelay"):
+            if record is self.compiled:
                 found |= dict.fromkeys(first_line(reason) for reason in record.get("reasons", ()))
                 found |= {
                     f"fallback: {code} ({count})": None for code, count in record.get("fallbacks", {}).items()
@@ -144,10 +152,10 @@ def totals(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in built if row.accuracy != "-"]
     begun = [row for row in built if ("programs", "all") in row.records]
     free = sum(row.value("programs", "all", "status") == "pass" for row in begun)
-    filled = [row for row in built if row.compiled is not None]
+    filled = [row for row in built if row.has_graphs]
     lines = [
         f"{len(rows)} models have a row, {len(built)} of them were built.",
-        f"All graphs remote: {share(sum(row.is_remote for row in filled), len(filled))}.",
+        f"All graphs remote, of those that have any and that Inductor compiles: {share(sum(row.is_remote for row in filled), len(filled))}.",
         f"Start without tracing, and the same: {share(free, len(begun))}{functions(begun)}.",
         f"Right by PyTorch's rule: {share(sum(row.accuracy == 'pass' for row in judged), len(judged))}.",
     ]

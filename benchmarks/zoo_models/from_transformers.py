@@ -75,6 +75,7 @@ _LONGFORMER = {
     "sep_token_id": 2,
 }
 _CAMEMBERT = {"vocab_size": 32005, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1}
+_ROBERTA = {"pad_token_id": 0, "max_position_embeddings": 514}
 _MOBILE = {
     "embedding_size": 32,
     "intra_bottleneck_size": 32,
@@ -185,14 +186,14 @@ _ROWS: list[tuple[str, str, str, dict[str, Any], int, int, float, dict[str, Any]
     ("PegasusForCausalLM", "PegasusForCausalLM", "Pegasus", {}, 128, 128, 1e-2, {}),
     ("PegasusForConditionalGeneration", "PegasusForConditionalGeneration", "Pegasus", {}, 64, 128, 1e-2, {}),
     (
-        *("RobertaForCausalLM", "RobertaForCausalLM", "Roberta", {"pad_token_id": 0, "is_decoder": True}),
+        *("RobertaForCausalLM", "RobertaForCausalLM", "Roberta", _ROBERTA | {"is_decoder": True}),
         *(32, 512, 1e-2, {}),
     ),
     (
         "RobertaForQuestionAnswering",
         "RobertaForQuestionAnswering",
         "Roberta",
-        {"pad_token_id": 0},
+        _ROBERTA,
         32,
         512,
         1e-2,

@@ -18,7 +18,7 @@ from ..graph.ambient import apply_ambient
 from ..graph.configuration import options_of
 from ..request import schema, size_expr
 from ..search.in_compile import CompileSearch
-from ..torch_internals import cpp
+from ..torch_internals import cpp, devices
 from ..torch_internals.algorithm_selection import padding_candidates, selector_cache
 from ..torch_internals.dynamo import backend_interface, symbolic_shapes, tracing
 from ..torch_internals.inductor import compile_fx, config, lowering_speed, naming, subgraphs
@@ -113,12 +113,19 @@ def failure(error: Exception) -> RelayError:
             return cause
         if backend_interface.asks_for_data(cause):
             return DataDependent(f"{type(error).__name__}: {error}")
+        if devices.is_out_of_memory(cause):
+            return CompileKilled(
+                f"the worker's GPU has no room: {str(cause).partition(chr(10))[0][:200]}",
+                hint="Other programs use it too. Try again, or give the worker a GPU of its own",
+            )
         output = cpp.cpp_compiler_output(cause)
         if output is not None and not refuses_source(output):
             return CompileKilled(
                 f"the worker's C++ compiler could not do its work: {complaint(output)}",
                 hint="It was tried twice. Compile any file with g++ on the worker: is it whole, and is there room?",
             )
+        if output is not None:
+            return CompileFailed(f"{type(cause).__name__}: {complaint(output)}")
         cause = cause.__cause__ or cause.__context__
     return CompileFailed(f"{type(error).__name__}: {error}")
 
@@ -165,7 +172,10 @@ def encode_libraries(compiled: CompiledGraph) -> tuple[bytes, dict[str, bytes]]:
     return msgspec.msgpack.encode(index), members
 
 
-_NO_ROOM = re.compile(r"No space left on device|Cannot allocate memory|memory exhausted|Killed signal")
+_CANNOT_WORK = re.compile(
+    r"No space left on device|Cannot allocate memory|memory exhausted|Killed signal"
+    r"|fatal error: [^:\n]*: No such file or directory|fatal error: '[^'\n]*' file not found"
+)
 _IN_THE_SOURCE = re.compile(
     r"^[^\s:][^:\n]*:\d+(:\d+)?: (fatal error|error|internal compiler error):|undefined reference to",
     re.MULTILINE,
@@ -178,13 +188,13 @@ def refuses_source(output: str) -> bool:
     """Whether the same source would fail again: a diagnostic names a line of it, or an undefined reference.
 
     Otherwise the compiler itself could not work, and may succeed later or on another machine: there was no room, it was
-    killed, or it could not start one of its programs. Knows the messages of GCC and Clang.
+    killed, or one of its programs or headers was missing. Knows the messages of GCC and Clang.
     """
-    return _NO_ROOM.search(output) is None and _IN_THE_SOURCE.search(output) is not None
+    return _CANNOT_WORK.search(output) is None and _IN_THE_SOURCE.search(output) is not None
 
 
 def complaint(output: str) -> str:
     """The first line that says what was wrong; if there is none, the first line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if _NO_ROOM.search(line) or _COMPLAINT.search(line)]
+    telling = [line for line in lines if _CANNOT_WORK.search(line) or _COMPLAINT.search(line)]
     return next(iter([*telling, *lines]), "it said nothing")[:_MAX_CHARACTERS]

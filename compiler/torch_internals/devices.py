@@ -27,6 +27,13 @@ def delay_current_stream(seconds: float) -> None:
     sleep(int(seconds * 1.5e9))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU has no room, for the allocator or for CUDA itself."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "CUDA error: out of memory" in str(error)
+    )
+
+
 _NO_ERROR, _NO_DEVICE = 0, 100
 """Results of cuInit."""
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from captured_requests import eager_of, request_of
 from torch import nn
-from torchrelay.compiler.errors import VerifyFailed
+from torchrelay.compiler.errors import CompileFailed, CompileKilled, VerifyFailed
+from torchrelay.compiler.pipeline import inductor
 from torchrelay.compiler.pipeline.verification.verify import verify
 from torchrelay.compiler.request import codec, schema
 
@@ -307,3 +308,45 @@ def test_eight_bit_integers_take_all_values() -> None:
 
     assert verify(request, compiled).status == "passed"
     assert (seen[0].min(), seen[0].max()) == (-128, 127)
+
+
+class Chaotic(nn.Module):
+    """Rounding decides its second output, unless its weights are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(256, 256, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return y, (y * 40).sin()
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_value_that_is_off_where_others_are_chaotic_is_judged_with_smaller_weights(always: bool) -> None:
+    request = request_of(Chaotic(), torch.randn(64, 256, dtype=torch.bfloat16))
+    eager = eager_of(request)
+    largest: list[float] = []
+
+    def off(*inputs: Any) -> Any:
+        y, z = eager(*inputs)
+        largest.append(float(y.detach().float().std()))
+        return [y * (1.5 if always or largest[-1] > 0.5 else 1.0), (y.float() * 40).sin().to(z)]
+
+    if always:
+        with pytest.raises(VerifyFailed, match="output 0 differs"):
+            verify(request, off)
+    else:
+        assert verify(request, off).status == "passed"
+    assert largest[0] > 0.5 > largest[-1]
+
+
+def test_a_gpu_without_room_is_no_fault_of_the_graph() -> None:
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: out of memory\n..."),
+    ):
+        wrapped_by_inductor = RuntimeError("while lowering")
+        wrapped_by_inductor.__cause__ = error
+        assert isinstance(inductor.failure(wrapped_by_inductor), CompileKilled)
+    assert isinstance(inductor.failure(RuntimeError("out of memory bounds")), CompileFailed)

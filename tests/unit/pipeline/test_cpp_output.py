@@ -22,7 +22,7 @@ def printed(folder: Path, source: str, *options: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize(("source", "options"), [(WRONG, ["-c"]), (MISSING, ["-c"]), (UNDEFINED, [])])
+@pytest.mark.parametrize(("source", "options"), [(WRONG, ["-c"]), (UNDEFINED, [])])
 def test_a_source_that_it_refuses(source: str, options: list[str], tmp_path: Path) -> None:
     assert refuses_source(printed(tmp_path, source, *options))
 
@@ -39,6 +39,13 @@ def test_a_machine_on_which_it_cannot_work(options: list[str], words: str, tmp_p
     output = printed(tmp_path, GOOD, *options)
     assert not refuses_source(output)
     assert words in complaint(output)
+
+
+def test_a_machine_without_a_header(tmp_path: Path) -> None:
+    """Generated code includes PyTorch's headers and precompiled ones."""
+    output = printed(tmp_path, MISSING, "-c")
+    assert not refuses_source(output)
+    assert "nowhere.h" in complaint(output)
 
 
 def test_a_source_that_it_refuses_for_want_of_room_may_be_taken_the_next_time(tmp_path: Path) -> None:
