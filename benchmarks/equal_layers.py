@@ -4,8 +4,9 @@
     python benchmarks/equal_layers.py --device cuda --amp --layers 24 --width 1024 --batch 8 --tokens 512
 
 Prints JSON: medians of processor seconds from the request to the compiled step (the C++ compiler's are its own), the
-ratio of the steps' processor time, or on a GPU time, taken by turns, and whether the loss and all gradients are the
-same bits. On a GPU also the kernels that a step launches, and its peak memory."""
+ratio of the steps' processor time, or on a GPU time, taken by turns (--at-once of them before it is waited for), and
+whether the loss and all gradients are the same bits. On a GPU also the kernels that a step launches, and its peak
+memory."""
 
 from __future__ import annotations
 
@@ -102,20 +103,26 @@ def compiled(graph: CapturedGraph, *, once: bool) -> tuple[Callable[..., Any], f
     return done.run, seconds
 
 
-def step(run: Callable[..., Any], inputs: list[Any]) -> tuple[list[torch.Tensor], float]:
-    """The loss and all gradients, and the step's seconds: of the processor, or until the GPU has done it."""
+def step(run: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
+    """The loss and all gradients."""
     torch.manual_seed(0)
     leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
-    on_gpu = leaves[0].is_cuda
+    (loss,) = run(*inputs)
+    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def loop(run: Callable[..., Any], inputs: list[Any], steps: int) -> float:
+    """Seconds of so many steps: of the processor, or until the GPU has done all of them."""
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     clock = time.perf_counter if on_gpu else time.process_time
     if on_gpu:
         torch.cuda.synchronize()
     began = clock()
-    (loss,) = run(*inputs)
-    gradients = torch.autograd.grad(loss, leaves)
+    for _ in range(steps):
+        step(run, inputs)
     if on_gpu:
         torch.cuda.synchronize()
-    return [loss.detach(), *gradients], clock() - began
+    return clock() - began
 
 
 def gpu_costs(run: Callable[..., Any], inputs: list[Any]) -> tuple[int, int]:
@@ -132,7 +139,7 @@ def gpu_costs(run: Callable[..., Any], inputs: list[Any]) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("layers", 24), ("width", 256), ("rounds", 3), ("steps", 20)):
+    for name, default in (("layers", 24), ("width", 256), ("rounds", 3), ("steps", 20), ("at-once", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("batch", 4), ("tokens", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -156,9 +163,12 @@ def main() -> None:
             for once in (False, True):
                 runs[once], took = compiled(graph, once=once)
                 seconds[once].append(took)
-        same = all(map(torch.equal, step(runs[False], inputs)[0], step(runs[True], inputs)[0]))
+        same = all(map(torch.equal, step(runs[False], inputs), step(runs[True], inputs)))
         costs = {once: gpu_costs(runs[once], inputs) for once in runs} if tokens.is_cuda else {}
-        pairs = [(step(runs[True], inputs)[1], step(runs[False], inputs)[1]) for _ in range(chosen.steps)]
+        pairs = [
+            (loop(runs[True], inputs, chosen.at_once), loop(runs[False], inputs, chosen.at_once))
+            for _ in range(chosen.steps)
+        ]
     apart, together = statistics.median(seconds[False]), statistics.median(seconds[True])
     print(
         json.dumps(
@@ -169,6 +179,7 @@ def main() -> None:
                 "device": torch.cuda.get_device_name() if tokens.is_cuda else "cpu",
                 "amp": chosen.amp,
                 "dropout": chosen.dropout,
+                "steps at once": chosen.at_once,
                 "dynamic": chosen.dynamic,
                 "compile seconds, each layer": round(apart, 2),
                 "compile seconds, layers once": round(together, 2),

@@ -155,7 +155,8 @@ def totals(rows: Sequence[Row]) -> list[str]:
     filled = [row for row in built if row.has_graphs]
     lines = [
         f"{len(rows)} models have a row, {len(built)} of them were built.",
-        f"All graphs remote, of those that have any and that Inductor compiles: {share(sum(row.is_remote for row in filled), len(filled))}.",
+        "All graphs remote, of those that have any and that Inductor compiles: "
+        f"{share(sum(row.is_remote for row in filled), len(filled))}.",
         f"Start without tracing, and the same: {share(free, len(begun))}{functions(begun)}.",
         f"Right by PyTorch's rule: {share(sum(row.accuracy == 'pass' for row in judged), len(judged))}.",
     ]
