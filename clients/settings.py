@@ -119,10 +119,11 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def keeps_programs(self) -> bool:
-        """Whether functions start without tracing. Records are for this machine's own targets, lead to artifacts of
-        the service, and lie in the cache folder."""
+        """Whether functions start without tracing. Records are for this machine's own targets, lead to artifacts that
+        a service has signed, and lie in the cache folder."""
         kept = self.disk_cache_bytes > 0 or self.programs == "team"
-        return self.programs != "off" and self.mode != "off" and not self.target and kept
+        signed = bool(self.url or self.public_keys)
+        return self.programs != "off" and self.mode != "off" and not self.target and kept and signed
 
     @property
     def loopback(self) -> bool:

@@ -369,9 +369,12 @@ def test_a_rank_of_torchrun_knows_its_job_and_the_agents_store(monkeypatch: pyte
         ({"target": "aarch64"}, False),
         ({"disk_cache_bytes": 0}, False),
         ({"disk_cache_bytes": 0, "programs": "team"}, True),
+        ({"url": ""}, False),
+        ({"url": "", "public_keys": ("a",)}, True),
     ],
 )
 def test_functions_start_from_records_where_there_can_be_artifacts_and_a_place_for_them(
     given: dict[str, Any], kept: bool
 ) -> None:
-    assert ClientSettings(cache_dir=Path("/x"), **{"programs": "own", **given}).keeps_programs is kept
+    given = {"programs": "own", "url": "http://gateway:8000", **given}
+    assert ClientSettings(cache_dir=Path("/x"), **given).keeps_programs is kept
