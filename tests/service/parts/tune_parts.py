@@ -17,7 +17,7 @@ from typing import Any, Literal
 import httpx2
 import msgspec
 from search_parts import SearchPool
-from service_parts import TARGET, TOOLCHAIN, ArtifactPool, GatewayProcess, server_sent_events
+from service_parts import TARGET, TOOLCHAIN, ArtifactPool, GatewayProcess, Running, server_sent_events
 from torchrelay.compiler import decoding
 from torchrelay.compiler.api import compiles
 from torchrelay.compiler.api.tuning.jobs import (
@@ -161,6 +161,13 @@ def job(*items: TuneItem, **fields: Any) -> TuneRequest:
 
 def begin(http: httpx2.Client, request: TuneRequest) -> httpx2.Response:
     return http.post("/v1/tunes", content=msgspec.json.encode(request))
+
+
+def with_workers(gateway: Running) -> Running:
+    """Once it knows its workers: a job that comes before has no device to search on."""
+    with gateway.http() as client:
+        wait_until(lambda: client.get("/v1/workers").json(), 30)
+    return gateway
 
 
 def begun(http: httpx2.Client, *items: TuneItem, **fields: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import httpx2
 import pytest
 from service_parts import Running
-from tune_parts import SearchingPool
+from tune_parts import SearchingPool, with_workers
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def pool() -> SearchingPool:
 
 @pytest.fixture
 def gateway(start_gateway: Callable[..., Running], pool: SearchingPool) -> Running:
-    return start_gateway(pool)
+    return with_workers(start_gateway(pool))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torchrelay.compiler.request import key as keys
 from torchrelay.compiler.request import schema
 from torchrelay.compiler.tuning import queries, records
 from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Timing
-from tune_parts import SearchingPool, begin, begun, ended, job, results, states
+from tune_parts import SearchingPool, begin, begun, ended, job, results, states, with_workers
 
 StartGateway = Callable[..., Running]
 PLACE = DeviceEnvironment(
@@ -36,7 +36,7 @@ def pool() -> SearchingPool:
 
 @pytest.fixture
 def http(start_gateway: StartGateway, pool: SearchingPool) -> Iterator[httpx2.Client]:
-    with start_gateway(pool, token_allow_source=True).http() as client:
+    with with_workers(start_gateway(pool, token_allow_source=True)).http() as client:
         yield client
 
 
