@@ -1,5 +1,5 @@
-"""All of Ray's private parts that we touch, for Ray 2.60: a head node, a node that runs no code, answers that are not
-unpickled, a cluster's id, free resources, placement groups, Ray Train.
+"""All of Ray's private parts that we touch, for Ray 2.60: a head node, its exit handler, a node that runs no code,
+answers that are not unpickled, a cluster's id, free resources, placement groups, Ray Train.
 
 Functions take and return plain values, or classes of Ray Train to inherit from. Ray is imported when a function is
 called, because it reads its environment at import. Imports nothing of this project.

@@ -114,8 +114,9 @@ def failure(error: Exception) -> RelayError:
         if backend_interface.asks_for_data(cause):
             return DataDependent(f"{type(error).__name__}: {error}")
         if devices.is_out_of_memory(cause):
+            first = str(cause).partition("\n")[0]
             return CompileKilled(
-                f"the worker's GPU has no room: {str(cause).partition(chr(10))[0][:200]}",
+                f"the worker's GPU has no room: {first[:200]}",
                 hint="Other programs use it too. Try again, or give the worker a GPU of its own",
             )
         output = cpp.cpp_compiler_output(cause)
