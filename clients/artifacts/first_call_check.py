@@ -120,6 +120,8 @@ def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequen
             precision,
         )
         comparison = outcomes.compare(expected.outcome, found.outcome, precision, rounding)
+        if comparison.wrong:
+            raise VerifyFailed(comparison.wrong[0])
         if 2 * len(comparison.chaotic) > comparison.values:
             raise CannotCompare(f"rounding decides most of its values: {comparison.chaotic[0]}")
 
