@@ -32,6 +32,7 @@ from torchrelay.workers.messages import JobDone, JobFailed, WorkerJob, decode_an
 from torchrelay.workers.process import private_folders
 from torchrelay.workers.sandbox import isolation, landlock, visible_paths
 from torchrelay.workers.settings import JobLimits, SlotSettings
+from waiting import wait_until
 
 NO_SOCKETS = {
     "connect_to_a_port",
@@ -295,6 +296,8 @@ def _in_a_gpu_sandbox(form: Any, folder: Path, attempts: dict[str, Callable[[], 
     child = os.fork()
     if child == 0:
         try:
+            # an exporter of spans, of another test, starts a thread at each fork; namespaces need a process without
+            wait_until(lambda: len([*Path("/proc/self/task").iterdir()]) == 1, 10)
             sandbox.run(job, inherited=[writing], pid_pipe=os.open(os.devnull, os.O_WRONLY))
         except BaseException:
             traceback.print_exc()
