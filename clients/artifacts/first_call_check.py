@@ -23,6 +23,7 @@ from msgspec import Struct
 from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
 from ...compiler.pipeline.verification import block_masks, outcomes
 from ...compiler.pipeline.verification.outcomes import Outcome
+from ...compiler.torch_internals import devices
 from ...compiler.torch_internals.dynamo import tracing
 from ...compiler.torch_internals.dynamo.operators import in_float64, watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id
@@ -103,9 +104,9 @@ def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequen
             expected = memory.run(gm, stand_ins(inputs))
         try:
             found = memory.run(compiled, stand_ins(inputs))
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
         except Exception as error:
+            if isinstance(error, MemoryError) or devices.is_out_of_memory(error):
+                raise
             first = str(error).strip().partition("\n")[0]
             raise VerifyFailed(f"it raises {type(error).__name__}: {first[:200]}") from None
         _compare_facts(expected, found, _strides_for_dynamo(gm))

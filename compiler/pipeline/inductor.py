@@ -114,19 +114,17 @@ def failure(error: Exception) -> RelayError:
         if backend_interface.asks_for_data(cause):
             return DataDependent(f"{type(error).__name__}: {error}")
         if devices.is_out_of_memory(cause):
-            first = str(cause).partition("\n")[0]
             return CompileKilled(
-                f"the worker's GPU has no room: {first[:200]}",
+                f"the worker's GPU has no room: {complaint(str(cause))}",
                 hint="Other programs use it too. Try again, or give the worker a GPU of its own",
             )
-        output = cpp.cpp_compiler_output(cause)
-        if output is not None and not refuses_source(output):
+        if (output := cpp.cpp_compiler_output(cause)) is not None:
+            if refuses_source(output):
+                return CompileFailed(f"{type(cause).__name__}: {complaint(output)}")
             return CompileKilled(
                 f"the worker's C++ compiler could not do its work: {complaint(output)}",
                 hint="It was tried twice. Compile any file with g++ on the worker: is it whole, and is there room?",
             )
-        if output is not None:
-            return CompileFailed(f"{type(cause).__name__}: {complaint(output)}")
         cause = cause.__cause__ or cause.__context__
     return CompileFailed(f"{type(error).__name__}: {error}")
 

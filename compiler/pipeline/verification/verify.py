@@ -42,8 +42,6 @@ from .float_inputs import generator as float_generator
 from .integer_inputs import InputFacts
 
 _NONE = InputFacts()
-
-
 INPUT_BYTES = 4 << 30
 """A graph whose inputs are larger than this in total is not verified."""
 GPU_MEMORY_SHARE = 0.125
@@ -109,7 +107,9 @@ def verify(
                 comparison = _compared(request, gm, compiled, symbols, expected, facts)
         except random_replay.CannotReplay as error:
             return skipped(f"the graph draws random numbers, and cannot be run with ATen: {error}")
-        except torch.OutOfMemoryError as error:  # eager's results are held beside the compiled graph's
+        except RuntimeError as error:
+            if not devices.is_out_of_memory(error):  # eager's results are held beside the compiled graph's
+                raise
             return skipped(_cannot_run(error))
         if comparison.wrong and (not comparison.chaotic or deviation == DEVIATIONS[-1]):
             if block_masks.is_hidden(gm):

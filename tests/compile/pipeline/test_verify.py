@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -342,11 +343,8 @@ def test_a_value_that_is_off_where_others_are_chaotic_is_judged_with_smaller_wei
 
 
 def test_a_gpu_without_room_is_no_fault_of_the_graph() -> None:
-    for error in (
-        torch.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("CUDA error: out of memory\n..."),
-    ):
-        wrapped_by_inductor = RuntimeError("while lowering")
-        wrapped_by_inductor.__cause__ = error
-        assert isinstance(inductor.failure(wrapped_by_inductor), CompileKilled)
+    request = request_of(lambda x: x.sin(), torch.randn(4, 8))
+    for error in (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory")):
+        assert isinstance(inductor.failure(error), CompileKilled)
+        assert verify(request, Mock(side_effect=error)).reason.startswith("the GPU has too little memory")
     assert isinstance(inductor.failure(RuntimeError("out of memory bounds")), CompileFailed)
