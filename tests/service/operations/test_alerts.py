@@ -146,9 +146,17 @@ def test_a_redis_that_is_killed(
     gateway = start_gateway()
     before = scrapes(1, gateway.url)
     redis_server.stop()
-    assert_fires(
-        tmp_path, "TorchrelayRedisUnreachable", before=before, during=scrapes(1, gateway.url), hold=3
-    )
+    during = scrapes(1, gateway.url, redis_up=False)
+    assert_fires(tmp_path, "TorchrelayRedisUnreachable", before=before, during=during, hold=3)
+
+
+def test_a_redis_that_answers_late_once(
+    start_gateway: StartGateway, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    gateway = start_gateway(lease_seconds=30)  # it stays registered meanwhile
+    with redis_server.client() as redis:
+        before = scrapes(1, gateway.url, each=lambda: redis.client_pause(6000))
+    assert_fires(tmp_path, before=before, during=before)
 
 
 def test_a_store_that_cannot_be_written(start_gateway: StartGateway, tmp_path: Path) -> None:

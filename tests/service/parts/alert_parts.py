@@ -17,6 +17,7 @@ import httpx2
 import torchrelay
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 DEPLOY = Path(torchrelay.__file__).parent / "deploy"
 RULES = DEPLOY / "alerts.yml"
@@ -55,15 +56,29 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 
 def scrapes(
-    count: int, *urls: str, each: Callable[[], object] = lambda: None, seconds: float = 1.1
+    count: int,
+    *urls: str,
+    each: Callable[[], object] = lambda: None,
+    seconds: float = 1.1,
+    redis_up: bool = True,
 ) -> list[Scrape]:
-    """So many, with a call of `each` before each one. What a process says of its installation may be a second old."""
+    """So many, with a call of `each` before each one. What a process says of its installation may be a second old.
+
+    A scrape stands for a minute or more. A process that has no processor misses Redis' answer for a moment, so one
+    that contradicts `redis_up` is made again, for at most 20 s.
+    """
     found = []
     for _ in range(count):
         each()
         time.sleep(seconds)
-        found.append(scrape(*urls))
+        found.append(wait_until(lambda: _scrape_if(redis_up, *urls), seconds=20))
     return found
+
+
+def _scrape_if(redis_up: bool, *urls: str) -> Scrape | None:
+    found = scrape(*urls)
+    says = [value for name, value in found.items() if name.startswith("torchrelay_redis_up{")]
+    return found if all(value == redis_up for value in says) else None
 
 
 def assert_fires(
