@@ -89,7 +89,8 @@ class ConstantRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A global variable that Dynamo made for its bytecode: a module; the global variables of a traced function that has
-    no module, `module` and `function` name it; or the code of a function to go on with after a graph break."""
+    no module, `module` and `function` name it; a function of `builtins`, named so; or the code of a function to go on
+    with after a graph break."""
 
     name: _Name
     module: _Name = ""

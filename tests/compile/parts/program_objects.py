@@ -276,9 +276,31 @@ CLASSES = {
             "namedtuple's default": "import typing\n\n\nclass P(typing.NamedTuple):\n    a: float «= 2.0→= 3.0»\n\n\ndef program(x):\n    return x * P().a\n",
             "namedtuple's order, made inside": "import collections\n\nP = collections.namedtuple('P', «'a b'→'b a'»)\n\n\ndef program(x):\n    return x * P(2.0, 3.0).a\n",
             "single dispatch": "import functools\n\n\n@functools.singledispatch\ndef f(x):\n    return 1.0\n\n\n@f.register\ndef _(x: int):\n    «return 2.0→return 3.0»\n\n\ndef program(x):\n    return x * f(3)\n",
-            "bound method of a builtin object": "get = {'a': «2.0→3.0»}.get\n\n\ndef program(x):\n    return x * get('a')\n",
             "context variable": "import contextvars\n\nv = contextvars.ContextVar('v')\nv.«set(2.0)→set(3.0)»\n\n\ndef program(x):\n    return x * v.get()\n",
         },
         how="varies",
+    ),
+    **rows(
+        {
+            "method of a dict": "get = {'a': «2.0→3.0»}.get\n\n\ndef program(x):\n    return x * get('a')\n",
+            "method of a dict given": "def inputs():\n    return [(torch.ones(3), {'a': «2.0→3.0»}.get)]\n\n\ndef program(x, get):\n    return x * get('a')\n",
+            "method of a list given, which another one is": "def inputs():\n    a = [1.0, 2.0]\n    return [(torch.ones(3), a.append, a«→[:]»)]\n\n\ndef program(x, add, a):\n    add(3.0)\n    return x * len(a)\n",
+            "method of a list given, its length": "def inputs():\n    return [(torch.ones(3), [1.0«→, 2.0»].__len__)]\n\n\ndef program(x, size):\n    return x * size()\n",
+        }
+    ),
+    **rows(
+        {
+            "method of a dict given, unchanged": "def inputs():\n    return [(torch.ones(3), {'a': 2.0}.get)]\n\n\n«# here→# there»\n\n\ndef program(x, get):\n    return x * get('a')\n",
+            "method that was taken before a graph break, unchanged": "def inputs():\n    return [(torch.ones(3), 2), (torch.ones(3), 3)]\n\n\n«# here→# there»\n\n\ndef program(x, n):\n    found = [0] * n\n    torch._dynamo.graph_break()\n    found.extend(given(n))\n    return x * len(found)\n\n\ndef given(n):\n    torch._dynamo.graph_break()\n    return [n]\n",
+            "numpy's random numbers, unchanged": "import numpy as np\n\n\n«# here→# there»\n\n\ndef program(x):\n    y = x * 2\n    np.random.seed(3)\n    return y + len(np.random.permutation(4))\n",
+        },
+        how="used",
+        differs=False,
+    ),
+    **rows(
+        {
+            "method that was taken before a graph break": "def inputs():\n    return [(torch.ones(3), 2), (torch.ones(3), «3→4»)]\n\n\ndef program(x, n):\n    found = [0] * n\n    torch._dynamo.graph_break()\n    found.extend(given(n))\n    return x * len(found)\n\n\ndef given(n):\n    torch._dynamo.graph_break()\n    return [n]\n",
+        },
+        how="partly",
     ),
 }

@@ -118,6 +118,22 @@ def test_the_next_start_traces_as_often_as_the_first_would_have_gone_on_to(name:
     assert at_once.graphs == first.graphs + after.graphs, (first.reasons, after.reasons)
 
 
+def test_a_function_after_a_graph_break_is_one_for_all_variants_of_its_parent(tmp_path: Path) -> None:
+    """Each call brings a method of its own, which Dynamo compiles the rest for, until its limit."""
+    text = Change(
+        text="dynamic = False\n\n\ndef inputs():\n    return [(torch.ones(3), 2 + n % 2) for n in range(8)]\n\n\n"
+        "def program(x, n):\n    found = [0] * n\n    found.extend(given(n))\n    return x * len(found)\n\n\n"
+        "def given(n):\n    torch._dynamo.graph_break()\n    return [n]\n"
+    ).before()
+    file, programs = tmp_path / "program.py", Recorded()
+    with torch._dynamo.config.patch(recompile_limit=3):
+        first = from_records(programs, file, text)
+        compiled = programs.made_now + programs.used_now
+        second = from_records(programs, file, text)
+    assert (second.how, second.results) == ("used", first.results)
+    assert programs.used_now == compiled
+
+
 def test_a_size_that_changes_is_symbolic_as_it_would_have_been_without_the_record(tmp_path: Path) -> None:
     """Dynamo makes a size symbolic that has had two values in a process: the first was in a record."""
     file, programs = tmp_path / "program.py", Recorded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import marshal
 import types
@@ -45,6 +46,13 @@ def read(data: bytes, described: Sequence[ConstantRecord], scope: Mapping[str, A
         value = scope if record.value is None else _object_of(record.value)
         code = _replaced(code, record.path, value)
     return code
+
+
+def global_of(module: str, function: str) -> Any:
+    """The global variables of a function; a function of `builtins` itself. Raises LookupError."""
+    if module == builtins.__name__:
+        return vars(builtins)[function]
+    return scope_of(module, function)
 
 
 def scope_of(module: str, function: str) -> dict[str, Any]:

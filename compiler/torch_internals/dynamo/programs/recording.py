@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import logging
@@ -228,7 +229,7 @@ def _graphs(
 def _globals(graph: Any, scope: Mapping[str, Any], traced: Sequence[CodeReference]) -> list[GlobalRecord]:
     found = [GlobalRecord(alias, module) for alias, module in sorted(graph.import_sources.items())]
     for name in sorted(graph.installed_globals):
-        value = scope.get(name)
+        value: Any = scope.get(name)
         if name.startswith(bytecode.GRAPH):
             continue
         if name == graph.name_of_builtins_dict_key_in_fglobals:
@@ -237,6 +238,8 @@ def _globals(graph: Any, scope: Mapping[str, Any], traced: Sequence[CodeReferenc
             found.append(GlobalRecord(name, value.__name__))
         elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(bytecode.RESUME):
             found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
+        elif (function := getattr(value, "__name__", "")) and vars(builtins).get(function) is value:
+            found.append(GlobalRecord(name, builtins.__name__, function=function))
         elif owner := next((e for e in traced if bytecode.scope_of(e.module, e.name) is value), None):
             found.append(GlobalRecord(name, owner.module, function=owner.name))  # of a named tuple's __new__
         else:

@@ -115,7 +115,7 @@ class _Globals:
             else:
                 self.renamed[each.name] = unique_id(bytecode.RESUME if each.code else bytecode.VALUE)
                 if each.function:
-                    self.add(each.name, bytecode.scope_of(each.module, each.function))
+                    self.add(each.name, bytecode.global_of(each.module, each.function))
                 elif each.module:
                     self.add(each.name, sys.modules[each.module])
         if variant.builtins:
@@ -208,7 +208,7 @@ def _guarded(
         scope.add(name, disable(callables[name], reason="a compiled graph"))
     for each in variant.globals:
         if each.code:
-            resumed = _renamed(codes[each.name], scope.renamed)
+            resumed = _shared(code, _renamed(codes[each.name], scope.renamed))
             scope.add(each.name, _function(resumed, scope.scope, scope.renamed[each.name]))
     internals: Any = convert_frame
     internals.orig_code_map[compiled] = code
@@ -217,6 +217,20 @@ def _guarded(
     return wrap_guarded_code(
         GuardedCode(compiled, manager, compile_id, f"Torch-Compiled Region: {compile_id}")
     )
+
+
+def _shared(parent: types.CodeType, code: types.CodeType) -> types.CodeType:
+    """The code of a function after a graph break, one for all variants of `parent`, as tracing makes it: they share
+    what it is compiled to, and Dynamo's limit of recompiles."""
+    from torch._dynamo.resume_execution import ContinueExecutionCache
+
+    cache: Any = ContinueExecutionCache.cache
+    if parent not in cache:
+        cache[parent] = {}
+    try:
+        return cache[parent].setdefault(("torchrelay", code), code)  # type: ignore[no-any-return]
+    except TypeError:  # a constant without a hash, as the frame's global variables
+        return code
 
 
 def _called(variant: FrameProgram) -> list[str]:

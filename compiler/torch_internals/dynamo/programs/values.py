@@ -24,6 +24,10 @@ _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.m
 """Kinds of constants that are attributes of torch."""
 _NUMPY = frozenset({"numpy.ufunc", "numpy._ArrayFunctionDispatcher"})
 """Classes of NumPy's functions. Dynamo traces functions of PyTorch's in their place, by their names."""
+_CYTHON = "cython_function_or_method"
+"""A class of each version of Cython's. Dynamo traces none of its functions; it breaks the graph there."""
+_CONTENTS = (frozenset, tuple, str, bytes, list, dict, set)
+"""A method of such an object is described by what is in it. Dynamo does not guard all of that in each version."""
 _DEPTH = 8
 _HOOKS = words(
     "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs _backward_hooks "
@@ -198,14 +202,17 @@ def _described(value: Any, depth: int) -> Any:
             name = str(getattr(value, "__name__", ""))
             if getattr(sys.modules.get(module), name, None) is value:  # a function of pybind11's
                 return ["builtin", module, name]
-            if type(owner) in (frozenset, tuple, str, bytes):  # as keyword.iskeyword
+            if type(owner) in _CONTENTS:  # as keyword.iskeyword
                 return ["builtin", value.__qualname__, _described(owner, depth - 1)]
             raise NotPortable(f"a method of an object, {value.__qualname__}")
-        case _ if f"{type(value).__module__}.{type(value).__name__}" in _NUMPY:
+        case _ if (
+            f"{type(value).__module__}.{type(value).__name__}" in _NUMPY or type(value).__name__ == _CYTHON
+        ):
             module, name = value.__module__, value.__name__
             if digests.resolve(module, name) is not value:
-                raise NotPortable(f"a function of NumPy that its name does not find, {module}.{name}")
-            return ["numpy", module, name]
+                raise NotPortable(f"a function of an extension that its name does not find, {module}.{name}")
+            digests.meet_module(module)
+            return ["extension", module, name]
         case types.GetSetDescriptorType() | types.MemberDescriptorType() | types.ClassMethodDescriptorType():
             return ["member", _described(value.__objclass__, depth - 1), value.__name__]
         case types.MethodWrapperType():
