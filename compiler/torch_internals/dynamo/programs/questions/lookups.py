@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import sys
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.nn.utils import stateless
 
 from .....artifact.programs import digests
-from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed, Value
+from .asked import (
+    MOST_IN_SET,
+    Asked,
+    Attribute,
+    Call,
+    Dropped,
+    Key,
+    ModuleName,
+    Order,
+    Unnamed,
+    Value,
+    order_of_set,
+)
 from .hooks import Hooks, owners
 
 Note = Callable[[Asked], None]
@@ -22,10 +36,11 @@ _HAS = "call_obj_hasattr"
 _ABSENT = ("getitem_const", "getitem_const_raise_exception_if_absent", "maybe_getitem_const", "__contains__")
 """Methods of a dict that look up a key, which is their last argument."""
 _TEXT = ("repr_impl", "tp_repr_impl")
-_ORDER = ("tp_iter_impl", "unpack_var_sequence", *_TEXT)
-"""Methods of a set whose answers depend on its order."""
+_ITERATES = ("tp_iter_impl", "unpack_var_sequence")
+"""Methods of a set that take its elements one by one."""
 _ANY_ORDER = frozenset({stateless.__file__})
 """Code that does the same in each order: torch.func.functional_call looks in sets of names for tied parameters."""
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _IN_C = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType),
@@ -127,14 +142,20 @@ def _observe_sets(hooks: Hooks) -> None:
 
     note = hooks.note
 
+    def iterated(variable: Any, tx: Any = None, *_: Any, **__: Any) -> None:
+        if _realized(variable) not in of_lists:
+            order_asked(variable, tx)
+
     def order_asked(variable: Any, tx: Any = None, *_: Any, **__: Any) -> None:
         if tx is None or tx.f_code.co_filename not in _ANY_ORDER:
             _note_order(note, variable)
 
     def call_of_set(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
         if isinstance(variable, root):
-            if name in ("pop", "__iter__", "__repr__", "__str__"):
+            if name in ("pop", "__repr__", "__str__"):
                 _note_order(note, variable)
+            elif name == "__iter__":
+                iterated(variable)
             for each in more[0] if more else others["args"]:
                 note_keys(note, each)
 
@@ -145,15 +166,19 @@ def _observe_sets(hooks: Hooks) -> None:
     def call_of_list(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
         if name in ("extend", "__iadd__"):  # takes the elements without a method of the set
             for each in more[0] if more else others["args"]:
-                _note_order(note, each)
+                iterated(each)
 
     every: Any = variables
     root = every.SetVariable
+    of_lists = _OfLists(every.BaseListVariable, root)
+    if hasattr(every.BuiltinVariable, "call_set"):
+        hooks.observe(every.BuiltinVariable, "call_set", after=of_lists.add)
     while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
         root = root.__base__
-    for name in _ORDER:
-        for owner in owners(_class_with(root, name), name):
-            hooks.observe(owner, name, before=order_asked)
+    for names, asked in ((_ITERATES, iterated), (_TEXT, order_asked)):
+        for name in names:
+            for owner in owners(_class_with(root, name), name):
+                hooks.observe(owner, name, before=asked)
     for owner in {*owners(root, "call_method"), _class_with(root, "call_method")}:
         hooks.observe(owner, "call_method", before=call_of_set)
     for name in ("as_python_constant", "is_python_equal", *_TEXT):
@@ -163,7 +188,7 @@ def _observe_sets(hooks: Hooks) -> None:
         hooks.observe(owner, "call_method", before=call_of_list)
     for name in ("sq_inplace_concat_impl", "nb_inplace_add_impl"):
         for owner in owners(variables.BaseListVariable, name):
-            hooks.observe(owner, name, before=lambda variable, tx, other, *_: _note_order(note, other))
+            hooks.observe(owner, name, before=lambda variable, tx, other, *_: iterated(other))
 
 
 def _class_with(root: type, name: str) -> type:
@@ -227,12 +252,46 @@ def _note_order(note: Note, variable: Any) -> None:
     if variable.source is not None:
         note(Order(variable.source))
         return
-    try:
-        fixed = digests.has_fixed_order(each.vt.as_python_constant() for each in variable.items)
-    except Exception:
-        fixed = False
-    if not fixed:
-        note(Unnamed("the order of a set, which another process may have otherwise"))
+    if (question := _order_of(variable.items)) is not None:
+        note(question)
+
+
+class _OfLists:
+    """Sets that traced code has made of lists. Dynamo takes their elements in the order of the list, in most versions,
+    until something else is done with them."""
+
+    def __init__(self, lists: type, sets: type) -> None:
+        self._lists = lists
+        self._made: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}
+        methods = [getattr(sets, name, None) for name in _ITERATES]
+        names = {name for each in methods if each is not None for name in each.__code__.co_names}
+        self._by_hash = "set_items" in names
+
+    def add(self, made: Any, _: Any, tx: Any, *arguments: Any, **__: Any) -> None:
+        """After a call of `set`."""
+        if _is_set(made) and len(arguments) == 1 and isinstance(_realized(arguments[0]), self._lists):
+            place = id(made)
+            self._made[place] = weakref.ref(made, lambda _: self._made.pop(place, None)), list(made.items)
+
+    def __contains__(self, variable: Any) -> bool:
+        made, items = self._made.get(id(variable), (None, []))
+        found = None if made is None else made()
+        if found is None or found is not variable or self._by_hash or len(items) != len(found.items):
+            return False
+        return all(one is other for one, other in zip(items, found.items, strict=True))
+
+
+def _order_of(items: Iterable[Any]) -> Asked | None:
+    """items: of a set that was made while tracing. None: they have the same order in each process."""
+    with contextlib.suppress(Exception):  # one that is no constant
+        elements = [each.vt.as_python_constant() for each in items]
+        if digests.has_fixed_order(elements):
+            return None
+        order = [each.vt.as_python_constant() for each in set(items)]
+        few = len(elements) <= MOST_IN_SET and {*map(type, elements)} <= _PLAIN
+        if few and order_of_set(*elements) == order:
+            return Call(order_of_set, tuple(elements), {}, order)
+    return Unnamed("the order of a set, which another process may have otherwise")
 
 
 def _is_set_of_a_class(variable: Any, name: Any) -> bool:
