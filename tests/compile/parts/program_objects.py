@@ -284,8 +284,6 @@ CLASSES = {
         {
             "method of a dict": "get = {'a': «2.0→3.0»}.get\n\n\ndef program(x):\n    return x * get('a')\n",
             "method of a dict given": "def inputs():\n    return [(torch.ones(3), {'a': «2.0→3.0»}.get)]\n\n\ndef program(x, get):\n    return x * get('a')\n",
-            "method of a list given, which another one is": "def inputs():\n    a = [1.0, 2.0]\n    return [(torch.ones(3), a.append, a«→[:]»)]\n\n\ndef program(x, add, a):\n    add(3.0)\n    return x * len(a)\n",
-            "method of a list given, its length": "def inputs():\n    return [(torch.ones(3), [1.0«→, 2.0»].__len__)]\n\n\ndef program(x, size):\n    return x * size()\n",
         }
     ),
     **rows(
@@ -302,5 +300,12 @@ CLASSES = {
             "method that was taken before a graph break": "def inputs():\n    return [(torch.ones(3), 2), (torch.ones(3), «3→4»)]\n\n\ndef program(x, n):\n    found = [0] * n\n    torch._dynamo.graph_break()\n    found.extend(given(n))\n    return x * len(found)\n\n\ndef given(n):\n    torch._dynamo.graph_break()\n    return [n]\n",
         },
         how="partly",
+    ),
+    **rows(
+        {
+            "method of a list given, which another one is": "def inputs():\n    a = [1.0, 2.0]\n    return [(torch.ones(3), a.append, a«→[:]»)]\n\n\ndef program(x, add, a):\n    add(3.0)\n    return x * len(a)\n",
+            "method of a list given, its length": "def inputs():\n    return [(torch.ones(3), [1.0«→, 2.0»].__len__)]\n\n\ndef program(x, size):\n    return x * size()\n",
+        },
+        how="varies",
     ),
 }
