@@ -235,6 +235,7 @@ class RelayBackend:
         self.report = report
         shows_waits = launch is None or launch.rank == 0
         self.source = JobSource(LocalSource(settings, report, prefetch, shows_waits=shows_waits), launch)
+        self._prefetch = prefetch
         self._lock = None
         if settings.tuning_lock is not None:
             from .jobfiles.tuning_lock import LockedTunings
@@ -305,6 +306,9 @@ class RelayBackend:
             from .artifacts.lowered import write_trace
 
             write_trace(self.source.local, captured, trace)
+        if captured.symints and self._prefetch is not None and self._prefetch.sizes is not None:
+            watched = self._prefetch.sizes.watched(artifact.compiled, example_inputs)
+            artifact = msgspec.structs.replace(artifact, compiled=watched)
         if self.settings.keeps_programs and captured.is_plain and artifact.key == key:
             from ..compiler.torch_internals.dynamo.programs import recording
 
@@ -503,12 +507,31 @@ def _begin() -> None:
         return
     if settings.trace is not None:
         process_report().begin_trace()
-    start_early(settings)
+    prefetch = start_early(settings)
     if settings.mode != "off":
         with contextlib.suppress(Exception):  # the first graph reports what cannot be imported
             load.preload()  # before torch.compile imports the same with all that only a compile uses
+    if prefetch is not None:
+        _share_sizes(prefetch)
     if settings.keeps_programs and settings.state_dir is not None:
         _start_programs(settings, settings.state_dir)
+
+
+def _share_sizes(prefetch: Prefetch) -> None:
+    """Have functions traced with symbols for what varied in earlier runs, and watch what varies in this one. Before
+    programs, so that a function that starts from one comes not here."""
+    launch = load_launcher_info()
+    if launch is not None and launch.world_size > 1:
+        return
+    try:
+        from ..compiler.torch_internals.dynamo.varied_sizes import VariedSizes
+
+        compatibility.check("sizes")
+        sizes = VariedSizes(torchrelay, lambda: prefetch.varied)
+        sizes.install()
+        prefetch.sizes = sizes
+    except Exception as error:  # a PyTorch that this was not made for; functions are traced as ever
+        process_report().prefetch_failed(error)
 
 
 def _start_programs(settings: ClientSettings, state_dir: Path) -> None:

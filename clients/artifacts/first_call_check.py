@@ -24,6 +24,7 @@ from ...compiler.errors import RelayError, ResultsDiffer, VerifyFailed
 from ...compiler.pipeline.verification import block_masks, outcomes
 from ...compiler.pipeline.verification.outcomes import Outcome
 from ...compiler.torch_internals import devices
+from ...compiler.torch_internals.distributed import process_groups
 from ...compiler.torch_internals.dynamo import tracing
 from ...compiler.torch_internals.dynamo.operators import in_float64, watching_calls
 from ...compiler.torch_internals.dynamo.tensors.fake_tensors import storage_id
@@ -94,7 +95,7 @@ class CannotCompare(Exception):
 
 def compare_with_eager(gm: torch.fx.GraphModule, compiled: Graph, inputs: Sequence[Any]) -> None:
     """Raises VerifyFailed with the first difference, or what eager raises. Leaves no trace of its runs."""
-    if _has_peers() and _communicates(gm, inputs):
+    if process_groups.has_peers() and _communicates(gm, inputs):
         raise CannotCompare("it communicates with other processes, which may not run it again")
     if block_masks.is_hidden(gm):
         raise CannotCompare("a block mask inside another operator's graph")
@@ -352,11 +353,6 @@ def _float64_inputs(inputs: Sequence[Any]) -> list[Any]:
 def _autocast_dtypes() -> set[torch.dtype]:
     kinds = ("cpu", "cuda")
     return {torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
-
-
-def _has_peers() -> bool:
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def _communicates(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:

@@ -1,7 +1,8 @@
 """Fetches, in the background, the artifacts that this script used the last time.
 
 One daemon thread fetches the script's list from the gateway, then each artifact that this machine lacks, verifies it,
-stores it on disk with its libraries, and afterwards reports to the gateway what this run used. It imports nothing of
+stores it on disk with its libraries, and afterwards reports to the gateway what this run used. List and report also say
+which sizes of inputs vary (compiler/torch_internals/dynamo/varied_sizes.py). The thread imports nothing of
 PyTorch that `import torch` has not: the main thread may be importing it meanwhile, and Python answers two threads that
 import a cycle of modules from two ends with a half-made module. Our own modules have no cycle.
 
@@ -35,6 +36,7 @@ from ..settings import ClientSettings, load_launcher_info, load_settings
 
 if TYPE_CHECKING:
     from ...compiler.artifact.signing import Trust
+    from ...compiler.torch_internals.dynamo.varied_sizes import VariedSizes
     from ..gateway.compile_client import GatewayClient
     from .disk_cache import DiskCache
     from .verification import VerifiedArtifact
@@ -71,6 +73,10 @@ class Prefetch:
         self._used: set[str] = set()
         self._unreported: dict[str, bool] = {}
         """Keys in order of first use; whether they were fetched early."""
+        self.varied: frozenset[str] = frozenset()
+        """Digests of sizes that varied in earlier runs; empty until the gateway has answered."""
+        self.sizes: VariedSizes | None = None
+        """Where this run's sizes are counted."""
         self._closing = False
         self._imported, self._ended = threading.Event(), threading.Event()
 
@@ -149,7 +155,9 @@ class Prefetch:
         disk = DiskCache(self._settings.cache_dir, self._settings.disk_cache_bytes)
         chosen, total = [], 0
         for script in self._scripts:
-            if found := gateway.used_by(script).artifacts:
+            known = gateway.used_by(script)
+            found, self.varied = known.artifacts, frozenset(known.varied)
+            if found or self.varied:
                 break
         store.refresh_if_newer(gateway.trust_serial, gateway.trust_document)
         for entry in found[:_MOST_ARTIFACTS]:
@@ -200,19 +208,27 @@ class Prefetch:
                 batch = dict(itertools.islice(self._unreported.items(), _BATCH))
                 for key in batch:
                     del self._unreported[key]
-                if self._closing and not batch:
-                    return
+                closing = self._closing
             try:
-                if batch:
-                    self._report(gateway, batch)
+                varied, constant = ([], []) if self.sizes is None else self.sizes.news()
+                if batch or varied or constant:
+                    self._report(gateway, batch, varied, constant)
+                elif closing:
+                    return
             except Exception as error:  # counted; the next start prefetches less
                 self._failed(error)
+                if closing and not batch:
+                    return
 
-    def _report(self, gateway: GatewayClient, batch: dict[str, bool]) -> None:
+    def _report(
+        self, gateway: GatewayClient, batch: dict[str, bool], varied: list[str], constant: list[str]
+    ) -> None:
         from ...compiler.api import compiles
 
         early = [key for key, was_early in batch.items() if was_early]
-        used = compiles.ScriptUse(scripts=self._scripts, keys=list(batch), prefetched=early)
+        used = compiles.ScriptUse(
+            scripts=self._scripts, keys=list(batch), prefetched=early, varied=varied, constant=constant
+        )
         gateway.report_used(used, deadline=_EXIT_SECONDS if self._closing else _REPORT_SECONDS)
 
     def _failed(self, error: Exception) -> None:
@@ -249,13 +265,13 @@ def prefetch_with(settings: ClientSettings) -> Prefetch | None:
     return prefetch
 
 
-def start_early(settings: ClientSettings | None = None) -> None:
+def start_early(settings: ClientSettings | None = None) -> Prefetch | None:
     """Start the prefetch of a program that has compiled nothing yet. settings: as they are now, if they were read.
     Never raises."""
-    if _is_helper():
-        return
-    with contextlib.suppress(Exception):  # the first graph reports settings that cannot be used
-        prefetch_with(settings or load_settings())
+    if not _is_helper():
+        with contextlib.suppress(Exception):  # the first graph reports settings that cannot be used
+            return prefetch_with(settings or load_settings())
+    return None
 
 
 def _is_helper() -> bool:

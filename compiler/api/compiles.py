@@ -81,15 +81,25 @@ class CompileStatus(Struct, frozen=True):
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 
 
+SIZES_OF_A_SCRIPT = 256
+SIZES_OF_A_REPORT = 128
+
+ReportedSizes = Annotated[list[Digest], Meta(max_length=SIZES_OF_A_REPORT)]
+
+
 class ScriptUse(Struct, frozen=True):
     """Body of `POST /v1/prefetch`: a script's ids, the most exact first, and the keys that it used, in order.
 
-    prefetched: those of them that prefetching had fetched before they were needed.
+    prefetched: those of them that prefetching had fetched before they were needed. varied: digests of inputs' sizes
+    that had several values in the run (torch_internals/dynamo/varied_sizes.py). constant: digests of those that earlier
+    runs had reported as varied, and that had not.
     """
 
     scripts: Annotated[list[Digest], Meta(min_length=1, max_length=4)]
-    keys: Annotated[list[Digest], Meta(min_length=1, max_length=256)]
+    keys: Annotated[list[Digest], Meta(max_length=256)]
     prefetched: Annotated[list[Digest], Meta(max_length=256)] = []
+    varied: ReportedSizes = []
+    constant: ReportedSizes = []
 
 
 class ScriptArtifact(Struct, frozen=True):
@@ -101,6 +111,8 @@ class ScriptArtifacts(Struct, frozen=True):
     """Answer of `GET /v1/prefetch/{script}`; empty for a script that is not known."""
 
     artifacts: list[ScriptArtifact]
+    varied: Annotated[list[Digest], Meta(max_length=SIZES_OF_A_SCRIPT)] = []
+    """Digests of inputs' sizes that have varied in its runs, and are worth symbols in the first trace."""
 
 
 class WorkerInfo(Struct, frozen=True):

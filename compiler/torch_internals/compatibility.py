@@ -20,9 +20,11 @@ import torch
 from ..errors import Unsupported
 from .patching import patched_environment
 
-Area = Literal["load", "capture", "programs", "distributed", "compile", "fake_process_group", "training"]
+Area = Literal[
+    "load", "capture", "programs", "sizes", "distributed", "compile", "fake_process_group", "training"
+]
 """load: a client that runs artifacts. capture: a client that makes requests of Dynamo's graphs. programs: a client that
-starts functions without tracing. distributed: DTensors
+starts functions without tracing. sizes: one that traces with the symbols that earlier runs had. distributed: DTensors
 and the job's store, where torch.distributed is available. compile: a worker, which needs load and capture too.
 fake_process_group: simulated ranks. training: a training job or an export."""
 
@@ -107,6 +109,13 @@ torch._guards: CompileContext (compile_id); DuplicateInputs (input_source_a, inp
 torch.distributed.distributed_c10d: _world.pg_map; .pg_to_tag
 torch.nn.parallel: DistributedDataParallel._get_active_ddp_module ()
 torch.utils.weak: TensorWeakRef (tensor)
+""",
+    "sizes": """
+torch._dynamo.convert_frame: _compile
+torch._dynamo.pgo: auto_dynamic; FrameStateSizeEntry.scalar; .size;
+    update_automatic_dynamic (tx, name, entry, *, is_unspecialized_nn_module)
+torch._dynamo.source: TensorProperty.SIZE; TensorPropertySource.base; .idx; .prop
+torch.fx.experimental.symbolic_shapes: ShapeEnv.var_to_sources
 """,
     "distributed": """
 torch._C._distributed_c10d: PrefixStore.underlying_store; TCPStore

@@ -34,6 +34,11 @@ def described() -> list[Any]:
     ]
 
 
+def has_peers() -> bool:
+    """Whether this process is one of several in a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def trace_together() -> bool:
     """Whether ranks compare sizes while they trace (torch._dynamo.distributed.get_compile_pg): those that trace wait
     for one that does not."""

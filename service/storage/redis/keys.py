@@ -148,6 +148,7 @@ class Keys:
         """Sorted set: path in the blob store of what nothing names, by when that was found, s; `train_orphans` too."""
         self.train_orphans = f"{prefix}train_orphans"
         self.script_prefix = f"{prefix}script:"
+        self.script_sizes_prefix = f"{prefix}script_sizes:"
         self.index_prefix = f"{prefix}index:"
         self.blob_prefix = f"{prefix}blob:"
 
@@ -229,6 +230,10 @@ class Keys:
     def script(self, script: str) -> str:
         """Sorted set: cache keys that a script used, by when and in which order."""
         return self.script_prefix + script
+
+    def script_sizes(self, script: str) -> str:
+        """Sorted set: digests of inputs' sizes that vary in a script's runs, by when that was reported, ms."""
+        return self.script_sizes_prefix + script
 
     def saved_request(self, key: str) -> str:
         """The body of a request, for tuning jobs that name it by key."""

@@ -230,9 +230,14 @@ CACHE = [
     ),
     Call(
         "record_script_use",
-        [KEYS.script("s"), KEYS.scripts],
-        ["s", HOUR, 1, 1, KEYS.script_prefix, KEY, OTHER],
-        [("ZADD", KEYS.scripts, 1000, "old"), ("ZADD", KEYS.script("old"), 1000, KEY)],
+        [KEYS.script("s"), KEYS.scripts, KEYS.script_sizes("s")],
+        ["s", HOUR, 1, 1, 1, KEYS.script_prefix, KEYS.script_sizes_prefix, 1, 1, DIGEST, OTHER, KEY, OTHER],
+        [
+            ("ZADD", KEYS.scripts, 1000, "old"),
+            ("ZADD", KEYS.script("old"), 1000, KEY),
+            ("ZADD", KEYS.script_sizes("old"), 1000, KEY),
+            ("ZADD", KEYS.script_sizes("s"), 1000, OTHER),
+        ],
     ),
 ]
 

@@ -124,8 +124,7 @@ def install(programs: Programs) -> Callable[[], None]:
     def begin(around: contextlib.ExitStack, args: Any, kwargs: Any) -> _Started | _Tracing | None:
         """Begin with a frame: it starts from a record, is recorded, or only traced. around: left when it is ready."""
         call = parameters.bind(*args, **kwargs).arguments
-        compiler, splits = split_graphs.backend_inside(_innermost(call["compiler_fn"]))
-        compiler = _innermost(compiler)
+        compiler, splits = back_end(call)
         if call["export"] or call.get("package") is not None or not programs.wants(compiler):
             return None
         frame = FrameName(
@@ -136,7 +135,7 @@ def install(programs: Programs) -> Callable[[], None]:
             compiler,
             splits,
             replay.guard_filter(call),
-            _modules_digest(call["locals"]),
+            modules_digest(call["locals"]),
         )
         around.enter_context(programs.starting(frame))
         try:
@@ -235,7 +234,7 @@ def _attempt(function: Callable[..., T], *args: Any) -> T | None:
         return None
 
 
-def _modules_digest(values: Mapping[str, Any]) -> str:
+def modules_digest(values: Mapping[str, Any]) -> str:
     """What names the modules among a frame's values: classes, and sizes of parameters and buffers, of the first of
     them. Frames of PyTorch's own code, as that of an nn.Sequential, are of one function for all modules, and no record
     of one fits another. '' for modules that cannot be described; they share a place."""
@@ -282,6 +281,12 @@ def _difference(record: FrameProgram, made: recording.Recording, *, compiled: bo
     except Exception:
         _log.warning("torchrelay: a program could not be checked", exc_info=True)
         return None
+
+
+def back_end(call: Mapping[str, Any]) -> tuple[Any, str]:
+    """The innermost back end of a frame (arguments of convert_frame._compile), and FrameName.splits."""
+    compiler, splits = split_graphs.backend_inside(_innermost(call["compiler_fn"]))
+    return _innermost(compiler), splits
 
 
 def _innermost(compiler: Any) -> Any:

@@ -1,4 +1,5 @@
-"""POST /v1/prefetch, GET /v1/prefetch/{script}: the artifacts that a script used, to fetch at its next start."""
+"""POST /v1/prefetch, GET /v1/prefetch/{script}: the artifacts that a script used, to fetch at its next start, and the
+sizes that vary in it."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ Script = Annotated[
 ]
 
 
-@router.json("POST", "/v1/prefetch", "Record which artifacts a script used", body_bytes=64 << 10)
+@router.json(
+    "POST", "/v1/prefetch", "Record which artifacts a script used and which sizes vary", body_bytes=64 << 10
+)
 async def record(body: ScriptUse, tenant: CompilerTenant) -> None:
     for script in body.scripts:
-        await tenant.script_history.record(script, body.keys)
+        await tenant.script_history.record(script, body.keys, body.varied, body.constant)
     if prefetched := set(body.prefetched).intersection(body.keys):
         await tenant.script_history.count(prefetched)
 

@@ -145,9 +145,12 @@ local function has_ended(state)
   return state == 'done' or state == 'failed' or state == 'cancelled'
 end
 
--- Remove the oldest members of a sorted set until `most` are left, and the key of each: `prefix` and its name.
-local function forget_oldest(members, most, prefix)
+-- Remove the oldest members of a sorted set until `most` are left, and the keys of each: each prefix and its name.
+local function forget_oldest(members, most, ...)
   while redis.call('ZCARD', members) > most do
-    redis.call('DEL', prefix .. redis.call('ZPOPMIN', members)[1])
+    local name = redis.call('ZPOPMIN', members)[1]
+    for _, prefix in ipairs({...}) do
+      redis.call('DEL', prefix .. name)
+    end
   end
 end
