@@ -115,7 +115,7 @@ torch._dynamo.convert_frame: _compile
 torch._dynamo.pgo: auto_dynamic; FrameStateSizeEntry.scalar; .size;
     update_automatic_dynamic (tx, name, entry, *, is_unspecialized_nn_module)
 torch._dynamo.source: TensorProperty.SIZE; TensorPropertySource.base; .idx; .prop
-torch.fx.experimental.symbolic_shapes: ShapeEnv.var_to_sources
+torch.fx.experimental.symbolic_shapes: ShapeEnv.replace (expr); .var_to_sources
 """,
     "distributed": """
 torch._C._distributed_c10d: PrefixStore.underlying_store; TCPStore

@@ -11,6 +11,7 @@ input as Dynamo names it, and the dimension; or the input alone, if it is an int
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from ...api.compiles import SIZES_OF_A_REPORT
@@ -37,7 +39,7 @@ _WATCHED_CALLS = 256
 _WATCHED_SYMBOLS = 1024
 _FEWEST_VALUES = 3
 _FEWEST_CALLS = 32
-"""Of a graph whose size is said not to vary."""
+"""A size that had fewer is not said to be constant."""
 
 
 class VariedSizes:
@@ -52,8 +54,8 @@ class VariedSizes:
         """For each symbol of a watched graph: the sizes that it stands for, and how often it had which value."""
         self._reported: tuple[set[str], set[str]] = set(), set()
 
-    def install(self) -> None:
-        """Begin, for as long as the process lives."""
+    def install(self) -> Callable[[], None]:
+        """Begin; returns what ends it."""
         from torch._dynamo import convert_frame, pgo
 
         compile_, update = convert_frame._compile, pgo.update_automatic_dynamic
@@ -80,8 +82,10 @@ class VariedSizes:
                 _log.warning("torchrelay: sizes of %s are not looked at", name, exc_info=True)
                 return found
 
-        replace(convert_frame, "_compile", compiled)
-        replace(pgo, "update_automatic_dynamic", updated)
+        undo = contextlib.ExitStack()
+        undo.callback(replace(convert_frame, "_compile", compiled))
+        undo.callback(replace(pgo, "update_automatic_dynamic", updated))
+        return undo.close
 
     def watched(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
         """`compiled`, a graph of the frame that is being traced, whose first calls are watched if it has symbols for
@@ -187,14 +191,17 @@ class _Thread(threading.local):
 
 
 def _sizes(value: Any) -> Iterator[tuple[str, int | None]]:
-    """The sizes and integers that a graph's input stands for, if it is a symbol (ShapeEnv.var_to_sources)."""
+    """The sizes and integers that vary with a graph's input, if it is a symbol: those that it stands for, and those that
+    the trace found to be equal to it or computed from it (ShapeEnv.var_to_sources, replace)."""
     from torch._dynamo.source import TensorProperty, TensorPropertySource
 
-    symbol = symbolic_shapes.sym_symbol(value)
-    if symbol is None:
+    symbol = symbolic_shapes.sym_expr(value) if isinstance(value, torch.SymInt) else None
+    if not isinstance(symbol, sympy.Symbol):
         return
-    for source in symbolic_shapes.sym_env(value).var_to_sources.get(symbol, []):
-        if not isinstance(source, TensorPropertySource):
-            yield source.name, None
-        elif source.prop is TensorProperty.SIZE:
-            yield source.base.name, source.idx
+    env = symbolic_shapes.sym_env(value)
+    for other, sources in list(env.var_to_sources.items()):
+        for source in sources if symbol in env.replace(other).free_symbols else ():
+            if not isinstance(source, TensorPropertySource):
+                yield source.name, None
+            elif source.prop is TensorProperty.SIZE:
+                yield source.base.name, source.idx

@@ -116,6 +116,14 @@ def test_a_failure_of_one_namespace_is_not_remembered_for_another(gateway: Runni
     compiled(blue, graph())
 
 
+def test_sizes_that_vary_in_a_script_are_of_one_namespace(tenant: ClientOf) -> None:
+    red, blue, path = tenant("red"), tenant("blue"), f"/v1/prefetch/{'1' * 64}"
+    red.post("/v1/prefetch", json={"scripts": ["1" * 64], "keys": [], "varied": ["ab" * 32]})
+    assert blue.get(path).json()["varied"] == []
+    blue.post("/v1/prefetch", json={"scripts": ["1" * 64], "keys": [], "constant": ["ab" * 32]})
+    assert red.get(path).json()["varied"] == ["ab" * 32]
+
+
 def test_counters_are_the_namespaces_own_and_the_owner_sees_their_sum(
     http: httpx2.Client, tenant: ClientOf
 ) -> None:

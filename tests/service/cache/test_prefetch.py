@@ -81,14 +81,48 @@ def test_what_is_kept_is_bounded(
     assert not redis.exists(name)
 
 
+def sizes(http: httpx2.Client, script: str = SCRIPT) -> set[str]:
+    return set(http.get(f"/v1/prefetch/{script}").json()["varied"])
+
+
+def test_sizes_that_vary_are_those_of_all_runs_until_one_takes_them_back(http: httpx2.Client) -> None:
+    one, two, three = (f"{n:064x}" for n in range(3))
+    tell(http, [], varied=[one, two])
+    tell(http, [], varied=[three])
+    http.post("/v1/prefetch", json={"scripts": [OTHER], "keys": [], "varied": [one]})
+    assert sizes(http) == {one, two, three}
+    tell(http, [], varied=[two], constant=[one, three, "ee" * 32])
+    assert sizes(http) == {two}
+    assert sizes(http, OTHER) == {one}
+
+
+def test_sizes_are_bounded_and_go_with_their_script(
+    http: httpx2.Client, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_history, "SCRIPTS", 2)
+    redis, name = redis_server.client(), f"torchrelay:script_sizes:{SCRIPT}"
+    for first in (0, 128, 256):
+        tell(http, [], varied=[f"{n:064x}" for n in range(first, first + 128)])
+    assert redis.zcard(name) == len(sizes(http)) == 256
+    assert f"{383:064x}" in sizes(http)
+    redis.pexpire(name, 100_000)
+    tell(http, ["ab" * 32])
+    assert redis.ttl(name) == redis.ttl(f"torchrelay:script:{SCRIPT}") > 100
+    for script in ("3" * 64, "4" * 64):
+        http.post("/v1/prefetch", json={"scripts": [script], "keys": ["ab" * 32]})
+    assert not redis.exists(name)
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {"scripts": [], "keys": ["ab" * 32]},
-        {"scripts": [SCRIPT], "keys": []},
         {"scripts": [SCRIPT], "keys": ["train.py"]},
         {"scripts": ["train.py"], "keys": ["ab" * 32]},
         {"scripts": [SCRIPT], "keys": ["ab" * 32] * 257},
+        {"scripts": [SCRIPT], "keys": [], "varied": ["L['x']"]},
+        {"scripts": [SCRIPT], "keys": [], "varied": ["ab" * 32] * 129},
+        {"scripts": [SCRIPT], "keys": [], "constant": [7]},
     ],
 )
 def test_what_is_no_use_is_refused(http: httpx2.Client, body: object) -> None:

@@ -73,6 +73,23 @@ class Gate:
         await self._app(scope, receive, send)
 
 
+class Answer:
+    """Answers with its body where the client asks for a script's list, once it has one."""
+
+    body = b""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.body or scope["type"] != "http" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
 class Service:
     """A gateway that remembers two artifacts for SCRIPT, and whose artifacts wait at the gate."""
 
@@ -109,6 +126,7 @@ def service(start_gateway: Callable[..., Running], settings: dict[str, Any]) -> 
 
     asked, opened = threading.Event(), threading.Event()
     running = Running(ServiceSettings(**settings), LibraryPool())
+    running.app.add_middleware(Answer)
     running.app.add_middleware(Gate, asked=asked, opened=opened)
     running.start()
     yield Service(running, asked, opened)
@@ -210,6 +228,47 @@ def test_what_a_run_uses_is_told_long_before_it_ends(
     with service.running.http() as http:
         recalled = f"/v1/prefetch/{script}"
         wait_until(lambda: len(http.get(recalled).json()["artifacts"]) == 2, seconds=20)
+
+
+class Seen:
+    """What a process has seen of its sizes, and has yet to report."""
+
+    def __init__(self, *news: tuple[list[str], list[str]]) -> None:
+        self._news = [*news]
+
+    def news(self) -> tuple[list[str], list[str]]:
+        return self._news.pop(0) if self._news else ([], [])
+
+
+def test_sizes_that_vary_are_told_at_the_end_and_known_at_the_next_start(
+    service: Service, tmp_path: Path
+) -> None:
+    script, one, two = "3" * 64, "ab" * 32, "cd" * 32
+    for seen, known in (([one, two], []), []), (([], [one]), [one, two]), (([], []), [two]):
+        prefetch = Prefetch(service.settings(tmp_path), [script])
+        prefetch.start()
+        wait_until(lambda found=prefetch, want=known: found.varied == frozenset(want), seconds=20)
+        prefetch.sizes = Seen(seen)  # type: ignore[assignment]
+        prefetch.close()
+        assert prefetch._ended.is_set()
+
+
+@pytest.mark.parametrize(
+    "varied",
+    [["L['x']"], [["ab" * 32]], "ab" * 32, {"ab" * 32: [0]}, [7], None, [f"{n:064x}" for n in range(257)]],
+    ids=["text", "list", "no list", "dict", "number", "null", "many"],
+)
+def test_a_list_of_sizes_that_no_service_answers_is_not_used_and_counted(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, varied: object
+) -> None:
+    monkeypatch.setattr(Answer, "body", json.dumps({"artifacts": [], "varied": varied}).encode())
+    failures = process_report().snapshot().prefetch_failures
+    prefetch = Prefetch(service.settings(tmp_path), [SCRIPT])
+    prefetch.start()
+    wait_until(lambda: process_report().snapshot().prefetch_failures == failures + 1, seconds=20)
+    assert prefetch.varied == frozenset()
+    assert prefetch.take(service.keys[0]) is None
+    prefetch.close()
 
 
 def on_disk(folder: Path) -> list[Path]:
