@@ -196,6 +196,8 @@ class Prefetch:
 
     def _report_used(self, gateway: GatewayClient) -> None:
         """Report what is used, a while after its first use and at the end, until the process ends."""
+        from ...compiler.api.compiles import SIZES_OF_A_REPORT
+
         drop_at = time.monotonic() + KEEP_SECONDS
         while True:
             with self._changed:
@@ -210,7 +212,7 @@ class Prefetch:
                     del self._unreported[key]
                 closing = self._closing
             try:
-                varied, constant = ([], []) if self.sizes is None else self.sizes.news()
+                varied, constant = ([], []) if self.sizes is None else self.sizes.news(SIZES_OF_A_REPORT)
                 if batch or varied or constant:
                     self._report(gateway, batch, varied, constant)
                 elif closing:

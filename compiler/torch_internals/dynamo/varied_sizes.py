@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import itertools
 import logging
 import threading
 from collections import Counter
@@ -26,7 +25,6 @@ from typing import Any
 import sympy
 import torch
 
-from ...api.compiles import SIZES_OF_A_REPORT
 from ...artifact.programs import digests
 from ..distributed import process_groups
 from ..patching import replace
@@ -113,22 +111,19 @@ class VariedSizes:
 
         return call
 
-    def news(self) -> tuple[list[str], list[str]]:
-        """What has been seen and was not returned before: sizes that vary, and known ones that do not. A size varies if
-        a graph's calls had three values of it or more, and none of them in more than half of the calls: with batches of
-        32, and one of 7 at the end of each epoch, code for 32 is worth its own trace."""
+    def news(self, most: int) -> tuple[list[str], list[str]]:
+        """What was not returned before: sizes that vary, and sizes that were said to vary and do not; up to `most` of
+        each. A size varies if the calls of a graph had three values of it or more, and none in more than half of them:
+        with batches of 32, and one of 7 at the end of each epoch, code for 32 is worth its own trace."""
         varied, constant = set[str](), set[str]()
         for names, counted in list(self._counted):
-            calls = list(counted.copy().values())
+            calls = list(counted.values())
             if len(calls) >= _FEWEST_VALUES and 2 * max(calls) <= sum(calls):
                 varied.update(names)
             elif sum(calls) >= _FEWEST_CALLS:
                 constant.update(names)
-        found = varied, constant & self._known() - varied
-        new = [
-            list(itertools.islice(sorted(names - before), SIZES_OF_A_REPORT))
-            for names, before in zip(found, self._reported, strict=True)
-        ]
+        found = varied, constant & (self._known() | self._reported[0]) - varied
+        new = [sorted(names - before)[:most] for names, before in zip(found, self._reported, strict=True)]
         for names, before in zip(new, self._reported, strict=True):
             before.update(names)
         return new[0], new[1]
@@ -191,8 +186,8 @@ class _Thread(threading.local):
 
 
 def _sizes(value: Any) -> Iterator[tuple[str, int | None]]:
-    """The sizes and integers that vary with a graph's input, if it is a symbol: those that it stands for, and those that
-    the trace found to be equal to it or computed from it (ShapeEnv.var_to_sources, replace)."""
+    """The sizes and integers that vary with a graph's input, if it is a symbol: those that it stands for, and those
+    that the trace found to be equal to it or computed from it (ShapeEnv.var_to_sources, replace)."""
     from torch._dynamo.source import TensorProperty, TensorPropertySource
 
     symbol = symbolic_shapes.sym_expr(value) if isinstance(value, torch.SymInt) else None

@@ -39,7 +39,7 @@ class Run:
                 torch.testing.assert_close(compiled(*arguments), function(*arguments))
         finally:
             undo()
-        return frozenset(self.sizes.news()[0])
+        return frozenset(self.sizes.news(9)[0])
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -86,19 +86,19 @@ def test_later_calls_of_a_graph_are_not_watched() -> None:
 def test_what_is_reported_is_reported_once() -> None:
     run = Run()
     assert run.call(double, rows(4, 5, 6, 7))
-    assert run.sizes.news() == ([], [])
+    assert run.sizes.news(9) == ([], [])
 
 
 def test_a_known_size_that_does_not_vary_is_taken_back_after_some_calls(known: Known) -> None:
     few, many = Run(known), Run(known)
     few.call(double, rows(*[4] * 31))
-    assert few.sizes.news() == ([], [])
+    assert few.sizes.news(9) == ([], [])
     undo = many.sizes.install()
     compiled = torch.compile(double, backend=many.backend)
     for arguments in rows(*[32] * 40, 7):
         compiled(*arguments)
     undo()
-    assert many.sizes.news() == ([], [*known])
+    assert many.sizes.news(9) == ([], [*known])
 
 
 def scaled(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -236,7 +236,7 @@ class Seen:
     def __init__(self, *news: tuple[list[str], list[str]]) -> None:
         self._news = [*news]
 
-    def news(self) -> tuple[list[str], list[str]]:
+    def news(self, most: int) -> tuple[list[str], list[str]]:
         return self._news.pop(0) if self._news else ([], [])
 
 
