@@ -54,6 +54,7 @@ from .settings import (
 
 if TYPE_CHECKING:
     from ..compiler.graph.captured_graph import CapturedGraph
+    from ..compiler.torch_internals.dynamo.varied_sizes import VariedSizes
     from .artifacts.background import BackgroundSource, PendingArtifact
 
 M = TypeVar("M")
@@ -307,7 +308,7 @@ class RelayBackend:
 
             write_trace(self.source.local, captured, trace)
         if captured.symints and self._prefetch is not None and self._prefetch.sizes is not None:
-            watched = self._prefetch.sizes.watched(artifact.compiled, example_inputs)
+            watched = self._prefetch.sizes.watched(artifact.compiled, example_inputs, key)
             artifact = msgspec.structs.replace(artifact, compiled=watched)
         if self.settings.keeps_programs and captured.is_plain and artifact.key == key:
             from ..compiler.torch_internals.dynamo.programs import recording
@@ -514,12 +515,11 @@ def _begin() -> None:
     if prefetch is not None:
         _share_sizes(prefetch)
     if settings.keeps_programs and settings.state_dir is not None:
-        _start_programs(settings, settings.state_dir)
+        _start_programs(settings, settings.state_dir, None if prefetch is None else prefetch.sizes)
 
 
 def _share_sizes(prefetch: Prefetch) -> None:
-    """Have functions traced with symbols for what varied in earlier runs, and watch what varies in this one. Before
-    programs, so that a function that starts from one comes not here."""
+    """Have functions traced with symbols for what varied in earlier runs, and watch what varies in this one."""
     launch = load_launcher_info()
     if launch is not None and launch.world_size > 1:
         return
@@ -534,8 +534,8 @@ def _share_sizes(prefetch: Prefetch) -> None:
         process_report().prefetch_failed(error)
 
 
-def _start_programs(settings: ClientSettings, state_dir: Path) -> None:
-    """Start functions without tracing."""
+def _start_programs(settings: ClientSettings, state_dir: Path, sizes: VariedSizes | None) -> None:
+    """Start functions without tracing: those that begin so do not come to `sizes`."""
     try:
         from ..compiler.torch_internals.dynamo.programs import frames
         from .artifacts.programs.process_programs import ProcessPrograms
@@ -553,6 +553,8 @@ def _start_programs(settings: ClientSettings, state_dir: Path) -> None:
             check_one_in=1 if settings.check == 1 else settings.programs_check,
         )
         frames.install(programs)
+        if sizes is not None:
+            sizes.on_constant = programs.forget
     except Exception as error:
         process_report().traced("every function", str(error))
 

@@ -62,6 +62,8 @@ class ProcessPrograms:
         self._source = source
         self._shares = shares
         self._check_one_in = check_one_in
+        self._symbolic: list[tuple[str, FrameProgram]] = []
+        """What this process has recorded with symbolic sizes."""
 
     @functools.cached_property
     def _team(self) -> TeamPrograms | None:
@@ -170,12 +172,21 @@ class ProcessPrograms:
 
     def _keep(self, key: str, program: FrameProgram, instead: FrameProgram | None) -> None:
         self._store.add(key, program)
+        if program.shapes:
+            self._symbolic.append((key, program))
         if self._team is not None:
             requests = (
                 decoding.from_msgpack(graph.request, type=schema.GraphRequest) for graph in program.graphs
             )
             kinds = {request.target.kind for request in requests}
             self._team.send(key, program, "cuda" if "cuda" in kinds else "cpu", instead)
+
+    def forget(self, graph: str) -> None:
+        """No longer keep what this process has recorded of this graph (its key): its sizes do not vary, and the next
+        start is to have them as constants."""
+        for key, program in self._symbolic:
+            if any(each.key == graph for each in program.graphs):
+                self._store.remove(key, program)
 
     def unfit(self, frame: FrameName, reason: str) -> None:
         process_report().traced(_name(frame), reason)

@@ -79,9 +79,12 @@ class ProgramStore:
         with contextlib.suppress(OSError):  # a team's, or a disk that is read-only
             _use_now(self._folder / key / _name(program))
 
+    def remove(self, key: str, program: FrameProgram) -> None:
+        self._remove(key, _name(program))
+
     def drop(self, key: str, program: FrameProgram) -> None:
         """Remove a variant that is stale, and do not use it again, whoever brings it."""
-        self._remove(key, _name(program))
+        self.remove(key, program)
         self._write(key, _STALE_FILE, [*self.stale(key), digest(program)][-_STALE:])
 
     def _names(self, key: str) -> dict[str, int]:

@@ -47,9 +47,12 @@ class VariedSizes:
     def __init__(self, backend: Any, known: Callable[[], frozenset[str]]) -> None:
         self._backend = backend
         self._known = known
+        self.on_constant: Callable[[str], None] = lambda graph: None
+        """Gets the key of each graph that has a symbol for a known size that does not vary."""
         self._thread = _Thread()
-        self._counted: list[tuple[list[str], Counter[int]]] = []
-        """For each symbol of a watched graph: the sizes that it stands for, and how often it had which value."""
+        self._counted: list[tuple[str, list[str], Counter[int]]] = []
+        """For each symbol of a watched graph: the graph's key, the sizes that it stands for, and how often it had which
+        value."""
         self._reported: tuple[set[str], set[str]] = set(), set()
 
     def install(self) -> Callable[[], None]:
@@ -85,7 +88,7 @@ class VariedSizes:
         undo.callback(replace(pgo, "update_automatic_dynamic", updated))
         return undo.close
 
-    def watched(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    def watched(self, compiled: Callable[..., Any], inputs: Sequence[Any], key: str) -> Callable[..., Any]:
         """`compiled`, a graph of the frame that is being traced, whose first calls are watched if it has symbols for
         sizes. inputs: its example inputs."""
         traced = self._thread.traced
@@ -95,7 +98,7 @@ class VariedSizes:
         for position, value in enumerate(inputs):
             if names := [traced.named(*size) for size in _sizes(value)]:
                 counts.append((position, Counter[int]()))
-                self._counted.append((names, counts[-1][1]))
+                self._counted.append((key, names, counts[-1][1]))
         if not counts:
             return compiled
         left = _WATCHED_CALLS
@@ -116,7 +119,7 @@ class VariedSizes:
         each. A size varies if the calls of a graph had three values of it or more, and none in more than half of them:
         with batches of 32, and one of 7 at the end of each epoch, code for 32 is worth its own trace."""
         varied, constant = set[str](), set[str]()
-        for names, counted in list(self._counted):
+        for _, names, counted in list(self._counted):
             calls = list(counted.values())
             if len(calls) >= _FEWEST_VALUES and 2 * max(calls) <= sum(calls):
                 varied.update(names)
@@ -126,6 +129,8 @@ class VariedSizes:
         new = [sorted(names - before)[:most] for names, before in zip(found, self._reported, strict=True)]
         for names, before in zip(new, self._reported, strict=True):
             before.update(names)
+        for key in {key for key, names, _ in list(self._counted) if not set(names).isdisjoint(new[1])}:
+            self.on_constant(key)
         return new[0], new[1]
 
     def _wanted(self, call: Mapping[str, Any]) -> _Traced | None:

@@ -28,7 +28,7 @@ class Run:
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         shown = [tuple(n if isinstance(n, int) else None for n in each.shape) for each in tensors]
         self.traces.append(shown)
-        return self.sizes.watched(gm.forward, inputs)
+        return self.sizes.watched(gm.forward, inputs, f"graph {len(self.traces)}")
 
     def call(self, function: Any, calls: Sequence[tuple[Any, ...]], **options: Any) -> Known:
         """What varied."""
@@ -93,12 +93,15 @@ def test_a_known_size_that_does_not_vary_is_taken_back_after_some_calls(known: K
     few, many = Run(known), Run(known)
     few.call(double, rows(*[4] * 31))
     assert few.sizes.news(9) == ([], [])
+    graphs: list[str] = []
+    many.sizes.on_constant = graphs.append
     undo = many.sizes.install()
     compiled = torch.compile(double, backend=many.backend)
     for arguments in rows(*[32] * 40, 7):
         compiled(*arguments)
     undo()
     assert many.sizes.news(9) == ([], [*known])
+    assert graphs == ["graph 1"]
 
 
 def scaled(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -75,7 +75,9 @@ def test_the_next_start_traces_once_and_with_symbols(
 ) -> None:
     assert start(service, script, tmp_path / "first", VARIED) == 2
     assert start(service, script, tmp_path / "second", [(6, 9), *VARIED]) == 1
-    assert start(service, script, tmp_path / "programs", VARIED, TORCHRELAY_PROGRAMS="1") == 1
+    variables = {"TORCHRELAY_PROGRAMS": "1", "TORCHRELAY_PROGRAMS_CHECK": "0"}
+    assert start(service, script, tmp_path / "programs", VARIED, **variables) == 1
+    assert start(service, script, tmp_path / "programs", VARIED, **variables) == 0
     assert start(service, script, tmp_path / "no_prefetch" / "first", VARIED, TORCHRELAY_PREFETCH="0") == 2
     assert start(service, script, tmp_path / "rank", VARIED, RANK="0", WORLD_SIZE="2") == 2
     assert start(service, script, tmp_path / "static", VARIED) == 4
@@ -94,10 +96,15 @@ def test_a_last_batch_that_is_smaller_changes_nothing(
     assert start(service, script, tmp_path / "third", [(32, 1)] * 3) == 1
 
 
+@pytest.mark.parametrize("programs", ["0", "1"])
 def test_a_size_that_varies_no_longer_is_constant_again(
-    service: PrivateService, script: Path, tmp_path: Path
+    service: PrivateService, script: Path, tmp_path: Path, programs: str
 ) -> None:
-    script.write_text(SCRIPT.replace("@ y)", "@ y).abs()"))
+    script.write_text(SCRIPT.replace("@ y)", f"@ y).abs().add({programs})"))
     assert start(service, script, tmp_path / "first", VARIED) == 2
-    assert start(service, script, tmp_path / "second", [(32, 1)] * 40 + [(7, 2)]) == 1
-    assert start(service, script, tmp_path / "third", [(32, 1), (7, 2)]) == 2
+    machine, variables = (
+        tmp_path / "second",
+        {"TORCHRELAY_PROGRAMS": programs, "TORCHRELAY_PROGRAMS_CHECK": "0"},
+    )
+    assert start(service, script, machine, [(32, 1)] * 40 + [(7, 2)], **variables) == 1
+    assert start(service, script, machine, [(32, 1), (7, 2)], **variables) == 2
