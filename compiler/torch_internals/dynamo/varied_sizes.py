@@ -91,14 +91,16 @@ class VariedSizes:
     def watched(self, compiled: Callable[..., Any], inputs: Sequence[Any], key: str) -> Callable[..., Any]:
         """`compiled`, a graph of the frame that is being traced, whose first calls are watched if it has symbols for
         sizes. inputs: its example inputs."""
-        traced = self._thread.traced
+        traced, counts = self._thread.traced, []
         if traced is None or len(self._counted) >= _WATCHED_SYMBOLS:
             return compiled
-        counts = []
-        for position, value in enumerate(inputs):
-            if names := [traced.named(*size) for size in _sizes(value)]:
-                counts.append((position, Counter[int]()))
-                self._counted.append((key, names, counts[-1][1]))
+        try:
+            for position, value in enumerate(inputs):
+                if names := [traced.named(*size) for size in _sizes(value)]:
+                    counts.append((position, Counter[int]()))
+                    self._counted.append((key, names, counts[-1][1]))
+        except Exception:
+            _log.warning("torchrelay: sizes of a graph are not looked at", exc_info=True)
         if not counts:
             return compiled
         left = _WATCHED_CALLS

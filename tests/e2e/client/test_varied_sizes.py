@@ -78,6 +78,7 @@ def test_the_next_start_traces_once_and_with_symbols(
     variables = {"TORCHRELAY_PROGRAMS": "1", "TORCHRELAY_PROGRAMS_CHECK": "0"}
     assert start(service, script, tmp_path / "programs", VARIED, **variables) == 1
     assert start(service, script, tmp_path / "programs", VARIED, **variables) == 0
+    assert start(service, script, tmp_path / "team", VARIED, TORCHRELAY_PROGRAMS="team") == 1
     assert start(service, script, tmp_path / "no_prefetch" / "first", VARIED, TORCHRELAY_PREFETCH="0") == 2
     assert start(service, script, tmp_path / "rank", VARIED, RANK="0", WORLD_SIZE="2") == 2
     assert start(service, script, tmp_path / "static", VARIED) == 4
