@@ -170,7 +170,7 @@ def _observe_sets(hooks: Hooks) -> None:
 
     every: Any = variables
     root = every.SetVariable
-    of_lists = _OfLists(every.BaseListVariable, root)
+    of_lists = _OfLists(every.BaseListVariable)
     if hasattr(every.BuiltinVariable, "call_set"):
         hooks.observe(every.BuiltinVariable, "call_set", after=of_lists.add)
     while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
@@ -260,23 +260,24 @@ class _OfLists:
     """Sets that traced code has made of lists. Dynamo takes their elements in the order of the list, in most versions,
     until something else is done with them."""
 
-    def __init__(self, lists: type, sets: type) -> None:
+    def __init__(self, lists: type) -> None:
         self._lists = lists
         self._made: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}
-        methods = [getattr(sets, name, None) for name in _ITERATES]
-        names = {name for each in methods if each is not None for name in each.__code__.co_names}
-        self._by_hash = "set_items" in names
 
     def add(self, made: Any, _: Any, tx: Any, *arguments: Any, **__: Any) -> None:
         """After a call of `set`."""
-        if _is_set(made) and len(arguments) == 1 and isinstance(_realized(arguments[0]), self._lists):
+        methods = (getattr(type(made), name, None) for name in _ITERATES)
+        codes = (inspect.unwrap(each).__code__ for each in methods if each is not None)
+        by_hash = any("set_items" in code.co_names for code in codes)
+        of_list = len(arguments) == 1 and isinstance(_realized(arguments[0]), self._lists)
+        if _is_set(made) and of_list and not by_hash:
             place = id(made)
             self._made[place] = weakref.ref(made, lambda _: self._made.pop(place, None)), list(made.items)
 
     def __contains__(self, variable: Any) -> bool:
         made, items = self._made.get(id(variable), (None, []))
         found = None if made is None else made()
-        if found is None or found is not variable or self._by_hash or len(items) != len(found.items):
+        if found is None or found is not variable or len(items) != len(found.items):
             return False
         return all(one is other for one, other in zip(items, found.items, strict=True))
 
