@@ -31,8 +31,8 @@ def fill(value: torch.Tensor, draw: torch.Generator, integers: tuple[int, int] =
         wide = torch.float32 if not value.dtype.is_complex else torch.complex64
         noise = torch.randn(value.shape, generator=draw, device=value.device, dtype=wide)
         if value.dim() <= 1 and not value.dtype.is_complex:
-            noise = noise.abs()
-        return value.copy_(noise * 0.5)
+            noise.abs_()
+        return value.copy_(noise.mul_(0.5))
     return value.copy_(torch.randint(*integers, value.shape, generator=draw, device=value.device))
 
 

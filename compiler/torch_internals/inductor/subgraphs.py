@@ -127,6 +127,39 @@ def _describing_once() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _updating_changes() -> Iterator[None]:
+    """Have fake tensors updated where a pass changed something. From 2.13 on, an update looks at all operands of each
+    call, and runs the call again where two results of its subgraph share memory, because these are not the same as
+    themselves (torch._inductor.fx_utils.FakeTensorUpdater)."""
+    from torch._inductor import fx_utils
+
+    same: Callable[..., bool] | None = getattr(fx_utils, "_is_fake_tensor_same", None)
+    if same is None:
+        yield
+        return
+    update: Callable[[Any], int] = fx_utils.FakeTensorUpdater.incremental_update
+
+    @functools.wraps(same)
+    def is_same(new: Any, old: Any, *args: Any, **kwargs: Any) -> bool:
+        return new is old or same(new, old, *args, **kwargs)
+
+    def is_changed(updater: Any) -> bool:
+        known = updater.processed_hashes
+        hashes = set(map(updater.hash_node, updater.gm.graph.nodes))
+        return hashes != known or any(map(is_changed, updater.subgraph_updaters.values()))
+
+    @functools.wraps(update)
+    def update_changes(self: Any) -> int:
+        return update(self) if is_changed(self) else 0
+
+    with (
+        patched(fx_utils, "_is_fake_tensor_same", is_same),
+        patched(fx_utils.FakeTensorUpdater, "incremental_update", update_changes),
+    ):
+        yield
+
+
 # --- memory ------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +214,7 @@ def keeping_memory_of_subgraphs() -> Iterator[None]:
 
     with (
         _describing_once(),
+        _updating_changes(),
         patched(GraphLowering, "__init__", begin_without_donations),
         patched(InvokeSubgraph, "create", classmethod(create_keeping)),
         patched(PythonWrapperCodegen, "codegen_free", free_without_reuse),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from captured_requests import request_of
 from torch import nn
+from torch._inductor import fx_utils
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.pipeline import equal_layers, inductor, pipeline, rebuilt_graph
@@ -282,6 +286,63 @@ def test_what_a_subgraph_changes_is_found_out_once() -> None:
     with subgraphs.keeping_memory_of_subgraphs():
         first, second = (invoke_subgraph.gen_schema(layer, "layer", torch.rand(3)) for _ in range(2))
     assert first is second
+
+
+def lower(program: Callable[..., Any]) -> None:
+    """Compile a program with equal layers, but for g++."""
+    request = request_of(program, torch.randint(64, (3, 8)))
+    rebuilt = rebuilt_graph.rebuild(request)
+    assert equal_layers.outline(rebuilt, request)
+    compiled = inductor.compile_rebuilt(rebuilt, request, threads=1, progress=lambda stage, detail: None)
+    compiled.building.files()
+
+
+def test_calls_of_a_subgraph_that_does_not_change_run_no_more_on_fake_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    updates: list[bool] = []
+    update = fx_utils.FakeTensorUpdater.incremental_update
+
+    def counted(self: Any) -> Any:
+        values = [node.meta.get("val") for node in self.gm.graph.nodes]
+        found = update(self)
+        updates.extend(
+            node.meta.get("val") is not value for node, value in zip(self.gm.graph.nodes, values, strict=True)
+        )
+        return found
+
+    monkeypatch.setattr(fx_utils.FakeTensorUpdater, "incremental_update", counted)
+    lower(Transformer(*(Block() for _ in range(5))))
+    assert not any(updates)
+
+
+@pytest.mark.skipif(
+    not hasattr(fx_utils, "_is_fake_tensor_same"), reason="subgraphs are not updated before 2.13"
+)
+def test_what_a_pass_changes_in_a_subgraph_is_updated() -> None:
+    def tensor(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.view.default(x, [2, 3])
+
+    layer = torch.fx.symbolic_trace(lambda x: (tensor(x),))
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    call = graph.call_function(invoke_subgraph, (graph.get_attr("layer"), "layer", x))
+    result = graph.call_function(operator.getitem, (call, 0))
+    graph.output((result,))
+    gm = torch.fx.GraphModule({"layer": layer}, graph)
+    fake = FakeTensorMode()
+    operand, view, _ = layer.graph.nodes
+    with fake:
+        x.meta["val"] = operand.meta["val"] = torch.empty(6)
+        view.meta["val"] = tensor(operand.meta["val"])
+        call.meta["val"] = (view.meta["val"],)
+        result.meta["val"] = view.meta["val"]
+    with subgraphs.keeping_memory_of_subgraphs(), V.set_fake_mode(fake):
+        updater = fx_utils.FakeTensorUpdater(gm)
+        assert updater.incremental_update() == 0
+        view.args = (operand, [3, 2])
+        updater.incremental_update()
+    assert view.meta["val"].shape == (3, 2)
 
 
 def test_three_blocks_are_few() -> None:
