@@ -262,21 +262,24 @@ class _OfLists:
 
     def __init__(self, lists: type) -> None:
         self._lists = lists
-        self._made: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}
+        self._sets: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}
 
-    def add(self, made: Any, _: Any, tx: Any, *arguments: Any, **__: Any) -> None:
+    def add(self, variable: Any, _: Any, tx: Any, *arguments: Any, **__: Any) -> None:
         """After a call of `set`."""
-        methods = (getattr(type(made), name, None) for name in _ITERATES)
+        methods = (getattr(type(variable), name, None) for name in _ITERATES)
         codes = (inspect.unwrap(each).__code__ for each in methods if each is not None)
         by_hash = any("set_items" in code.co_names for code in codes)
         of_list = len(arguments) == 1 and isinstance(_realized(arguments[0]), self._lists)
-        if _is_set(made) and of_list and not by_hash:
-            place = id(made)
-            self._made[place] = weakref.ref(made, lambda _: self._made.pop(place, None)), list(made.items)
+        if _is_set(variable) and of_list and not by_hash:
+            place = id(variable)
+            self._sets[place] = (
+                weakref.ref(variable, lambda _: self._sets.pop(place, None)),
+                list(variable.items),
+            )
 
     def __contains__(self, variable: Any) -> bool:
-        made, items = self._made.get(id(variable), (None, []))
-        found = None if made is None else made()
+        reference, items = self._sets.get(id(variable), (None, []))
+        found = None if reference is None else reference()
         if found is None or found is not variable or len(items) != len(found.items):
             return False
         return all(one is other for one, other in zip(items, found.items, strict=True))
