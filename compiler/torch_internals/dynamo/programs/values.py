@@ -28,6 +28,7 @@ _CYTHON = "cython_function_or_method"
 """A class of each version of Cython's. Dynamo traces none of its functions; it breaks the graph there."""
 _CONTENTS = (frozenset, tuple, str, bytes, list, dict, set)
 """A method of such an object is described by what is in it. Dynamo does not guard all of that in each version."""
+_ELEMENTS = 1000
 _DEPTH = 8
 _HOOKS = words(
     "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs _backward_hooks "
@@ -202,7 +203,7 @@ def _described(value: Any, depth: int) -> Any:
             name = str(getattr(value, "__name__", ""))
             if getattr(sys.modules.get(module), name, None) is value:  # a function of pybind11's
                 return ["builtin", module, name]
-            if type(owner) in _CONTENTS:  # as keyword.iskeyword
+            if type(owner) in _CONTENTS and len(owner) <= _ELEMENTS:  # as keyword.iskeyword
                 return ["builtin", value.__qualname__, _described(owner, depth - 1)]
             raise NotPortable(f"a method of an object, {value.__qualname__}")
         case _ if (
