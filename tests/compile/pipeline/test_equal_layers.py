@@ -23,6 +23,9 @@ from torchrelay.compiler.torch_internals.inductor import naming, subgraphs
 from torchrelay.compiler.torch_internals.inductor.subgraphs import invoke_subgraph
 
 WIDTH = 16
+updates_subgraphs = pytest.mark.skipif(
+    not hasattr(fx_utils, "_is_fake_tensor_same"), reason="PyTorch updates no subgraphs before 2.13"
+)
 
 
 class Block(nn.Module):
@@ -297,6 +300,7 @@ def lower(program: Callable[..., Any]) -> None:
     compiled.building.files()
 
 
+@updates_subgraphs
 def test_calls_of_a_subgraph_that_does_not_change_run_no_more_on_fake_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -316,9 +320,7 @@ def test_calls_of_a_subgraph_that_does_not_change_run_no_more_on_fake_tensors(
     assert not any(updates)
 
 
-@pytest.mark.skipif(
-    not hasattr(fx_utils, "_is_fake_tensor_same"), reason="subgraphs are not updated before 2.13"
-)
+@updates_subgraphs
 def test_what_a_pass_changes_in_a_subgraph_is_updated() -> None:
     def tensor(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.view.default(x, [2, 3])
