@@ -7,7 +7,6 @@ module), on what a function answered that it called while it traced, and on the 
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ _WRAPPERS = 4
 """Around a function that is found by its name (`functools.wraps`, `functools.lru_cache`)."""
 _BY_TEXT = frozenset({"_CudaDeviceProperties", "_XpuDeviceProperties"})
 """Classes of torch._C whose objects say all that they are in their text."""
-MOST_IN_SET = 3
 
 
 class ModuleName(Struct, frozen=True):
@@ -71,13 +69,6 @@ class Call(Struct, frozen=True):
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     answer: Any
-
-
-def order_of_set(*elements: Any) -> list[Any] | None:
-    """The order of a set of them in this process, of at most `MOST_IN_SET`; None if it depends on how the set is made.
-    So few are in the smallest table that a set has, in the order of their hashes, also in subsets and unions."""
-    orders = {tuple(set(each)) for each in itertools.permutations(elements)}
-    return list(orders.pop()) if len(orders) == 1 else None
 
 
 class Unnamed(Struct, frozen=True):

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch.nn.utils import stateless
 
 from .....artifact.programs import digests
-from .asked import (
-    MOST_IN_SET,
-    Asked,
-    Attribute,
-    Call,
-    Dropped,
-    Key,
-    ModuleName,
-    Order,
-    Unnamed,
-    Value,
-    order_of_set,
-)
+from .asked import Asked, Attribute, Dropped, Key, ModuleName, Order, Unnamed, Value
 from .hooks import Hooks, owners
 
 Note = Callable[[Asked], None]
@@ -40,7 +27,6 @@ _ITERATES = ("tp_iter_impl", "unpack_var_sequence")
 """Methods of a set that take its elements one by one."""
 _ANY_ORDER = frozenset({stateless.__file__})
 """Code that does the same in each order: torch.func.functional_call looks in sets of names for tied parameters."""
-_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _IN_C = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType),
@@ -173,6 +159,9 @@ def _observe_sets(hooks: Hooks) -> None:
     of_lists = _OfLists(every.BaseListVariable)
     if hasattr(every.BuiltinVariable, "call_set"):
         hooks.observe(every.BuiltinVariable, "call_set", after=of_lists.add)
+    made_of_keys = "call_custom_dict_fromkeys"  # from PyTorch 2.14 on it takes the elements of a set itself
+    for owner in owners(variables.VariableTracker, made_of_keys):
+        hooks.observe(owner, made_of_keys, before=lambda tx, kind, keys, *_, **__: iterated(keys))
     while "Set" in root.__base__.__name__:  # PyTorch 2.15 has one class above those of sets and frozensets
         root = root.__base__
     for names, asked in ((_ITERATES, iterated), (_TEXT, order_asked)):
@@ -252,8 +241,12 @@ def _note_order(note: Note, variable: Any) -> None:
     if variable.source is not None:
         note(Order(variable.source))
         return
-    if (question := _order_of(variable.items)) is not None:
-        note(question)
+    try:
+        fixed = digests.has_fixed_order(each.vt.as_python_constant() for each in variable.items)
+    except Exception:
+        fixed = False
+    if not fixed:
+        note(Unnamed("the order of a set, which another process may have otherwise"))
 
 
 class _OfLists:
@@ -283,19 +276,6 @@ class _OfLists:
         if found is None or found is not variable or len(items) != len(found.items):
             return False
         return all(one is other for one, other in zip(items, found.items, strict=True))
-
-
-def _order_of(items: Iterable[Any]) -> Asked | None:
-    """items: of a set that was made while tracing. None: they have the same order in each process."""
-    with contextlib.suppress(Exception):  # one that is no constant
-        elements = [each.vt.as_python_constant() for each in items]
-        if digests.has_fixed_order(elements):
-            return None
-        order = [each.vt.as_python_constant() for each in set(items)]
-        few = len(elements) <= MOST_IN_SET and {*map(type, elements)} <= _PLAIN
-        if few and order_of_set(*elements) == order:
-            return Call(order_of_set, tuple(elements), {}, order)
-    return Unnamed("the order of a set, which another process may have otherwise")
 
 
 def _is_set_of_a_class(variable: Any, name: Any) -> bool:
