@@ -115,13 +115,19 @@ def shut_down() -> None:
     ray.shutdown()
 
 
-def forget_exit_handler() -> None:
-    """Do not leave the cluster once more when this process exits: `shut_down` waits, and the exit would too."""
+def leave_alone() -> None:
+    """Do not leave the cluster when this process exits either: `shut_down` waits, and the exit would too.
+
+    The exit ends before the destructors of Ray's C++ objects, which wait for its threads, or are what these crash on.
+    """
     import atexit
+    import ctypes
 
     from ray._private import worker
 
     atexit.unregister(worker.shutdown)
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # called with the exit status, first of all that C calls at exit
 
 
 def stop_head_node(node: Any) -> None:

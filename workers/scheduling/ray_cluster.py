@@ -199,7 +199,7 @@ class RayCluster:
             log.error(
                 "Ray still waits after %g s for a server that has ended; it is left alone", _LEAVE_SECONDS
             )
-            ray_internals.forget_exit_handler()
+            ray_internals.leave_alone()
             self._thread.end()
             self._thread = RayThread()
         await self.call(self._end_servers)
