@@ -116,10 +116,8 @@ def shut_down() -> None:
 
 
 def leave_alone() -> None:
-    """Do not leave the cluster when this process exits either: `shut_down` waits, and the exit would too.
-
-    The exit ends before the destructors of Ray's C++ objects, which wait for its threads, or are what these crash on.
-    """
+    """Do not leave the cluster when this process exits either: `shut_down` waits, and so do destructors of Ray's C++
+    objects at exit, or its threads crash on them."""
     import atexit
     import ctypes
 

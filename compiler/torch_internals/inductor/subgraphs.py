@@ -171,16 +171,16 @@ def keeping_memory_of_subgraphs() -> Iterator[None]:
     them for separate buffers and reuses them (torch._inductor.ir.InvokeSubgraph.create). AOTAutograd does not see it
     either when it says which inputs of a backward may be written over, and a subgraph inherits that, as if its own
     inputs were numbered like those of the whole graph (torch._inductor.graph.GraphLowering). Gradients are then wrong,
-    and nothing says so.
+    and nothing says so. Nor does a call check the sizes and strides of its operands, which the graph has checked.
     """
-    from torch._inductor.codegen.wrapper import FreeLine, PythonWrapperCodegen
+    from torch._inductor.codegen import wrapper
     from torch._inductor.graph import GraphLowering, SubgraphLowering
     from torch._inductor.ir import InvokeSubgraph, MultiOutput
     from torch._inductor.virtualized import V
 
     begin: Callable[..., None] = GraphLowering.__init__
     create: Callable[..., Any] = vars(InvokeSubgraph)["create"].__func__
-    free: Callable[[Any, Any], None] = PythonWrapperCodegen.codegen_free
+    free: Callable[[Any, Any], None] = wrapper.PythonWrapperCodegen.codegen_free
     kept: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
     @functools.wraps(begin)
@@ -208,7 +208,7 @@ def keeping_memory_of_subgraphs() -> Iterator[None]:
         if name in kept.get(V.graph, ()) and name not in V.graph.graph_inputs:
             if name not in self.freed:  # codegen_free frees nothing that is never reused
                 self.freed.add(name)
-                self.writeline(FreeLine(self, buffer))
+                self.writeline(wrapper.FreeLine(self, buffer))
             return
         free(self, buffer)
 
@@ -217,6 +217,7 @@ def keeping_memory_of_subgraphs() -> Iterator[None]:
         _updating_changes(),
         patched(GraphLowering, "__init__", begin_without_donations),
         patched(InvokeSubgraph, "create", classmethod(create_keeping)),
-        patched(PythonWrapperCodegen, "codegen_free", free_without_reuse),
+        patched(wrapper.PythonWrapperCodegen, "codegen_free", free_without_reuse),
+        patched(wrapper.SubgraphPythonWrapperCodegen, "codegen_input_size_asserts", lambda self: None),
     ):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from captured_requests import request_of
 from torch import nn
 from torch._inductor import fx_utils
+from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -345,6 +347,23 @@ def test_what_a_pass_changes_in_a_subgraph_is_updated() -> None:
         view.args = (operand, [3, 2])
         updater.incremental_update()
     assert view.meta["val"].shape == (3, 2)
+
+
+def test_a_call_checks_no_tensor_that_the_graph_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    codegen = GraphLowering.codegen
+
+    def kept(self: Any) -> Any:
+        code = codegen(self)
+        written.append(code[0].value)
+        return code
+
+    monkeypatch.setattr(GraphLowering, "codegen", kept)
+    lower(Transformer(*(Block() for _ in range(5))))
+    text = "\n".join(written)
+    assert re.search(r"assert_size_stride\((primals|tangents)_", text)
+    assert re.search(r"def partitioned_fw_\w+\(args\):", text)
+    assert not re.search(r"assert_size_stride\(partitioned_\w+_(primals|tangents)_", text)
 
 
 def test_three_blocks_are_few() -> None:
