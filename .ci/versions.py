@@ -4,9 +4,9 @@
 
 Without versions: each PyTorch that has an operator table, with this Python. With two environments or more, a service of
 the first one then serves clients of the second one too (tests/e2e/own_service/test_toolchains.py), and a service with a
-Ray cluster of each serves both (tests/e2e/apart/test_two_clusters.py). --unit: only tests/unit, which start no service,
-and only torch is installed; the rest comes from the environment that runs this file. The exit status is 0 if everything
-was installed and passed.
+Ray cluster of each serves both (tests/e2e/apart/test_two_clusters.py). --unit: only tests/unit, and starts of programs
+that were changed (RECORDS); they start no service, and only torch is installed; the rest comes from the environment
+that runs this file. The exit status is 0 if everything was installed and passed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TWO_TOOLCHAINS = (
     "tests/e2e/own_service/test_toolchains.py",
     "tests/e2e/apart/test_two_clusters.py::test_each_of_two_clusters_compiles_for_its_own_toolchain_alone",
 )
+RECORDS = [f"tests/compile/programs/test_program_{name}.py" for name in ("mutations", "checks", "processes")]
 PYTHON_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 VERSIONS_OF = "import platform, torch; print(torch.__version__, platform.python_version())"
 
@@ -107,6 +108,8 @@ def main() -> int:
             made = environment_for_unit_tests(torch) if arguments.unit else environment(torch, python)
             rows.append(tested(made, *short))
             ran.append((made, rows[-1]))
+            if arguments.unit:
+                rows.append(tested(made, *RECORDS, "-q", "-n", "3", "-m", "not slow"))
         except (OSError, subprocess.CalledProcessError) as error:  # one that does not import torch, too
             print(error, file=sys.stderr)
             rows.append(Row(torch, named, "", "not installed", ""))

@@ -15,8 +15,6 @@ import torch
 from program_changes import Change
 from program_changes import rows as edits
 
-WITHOUT_BREAKS = "traced" if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) else "varies"
-"""PyTorch 2.11 runs a part of these as it is."""
 NAME = "CHANGED_PROGRAM"
 MODULE = "changed_program_extra"
 
@@ -168,7 +166,6 @@ ANSWERS = {
             "find_spec": "import importlib.util\nimport sys\n\n«sys.modules.pop('changed_program_extra', None)→sys.modules['changed_program_extra'] = importlib.util»\n\n\ndef program(x):\n    return x * 2 if importlib.util.find_spec('changed_program_extra') is not None else x * 3\n",
             "metadata.version": "import importlib.metadata\nimport sys\n\nimport pathlib, tempfile\nFOLDER = tempfile.mkdtemp()\nINFO = pathlib.Path(FOLDER, 'changed_program-1.dist-info')\nINFO.mkdir()\n«INFO.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: changed_program\\nVersion: 2.0\\n')→INFO.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: changed_program\\nVersion: 3.0\\n')»\nsys.path.insert(0, FOLDER)\nundo = [lambda: sys.path.remove(FOLDER)]\n\n\ndef program(x):\n    return x * int(importlib.metadata.version('changed_program')[0])\n",
         },
-        how=WITHOUT_BREAKS,
     ),
     **edits(
         {

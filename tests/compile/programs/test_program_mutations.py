@@ -23,6 +23,7 @@ from program_starts import MODULE, Recorded, from_records, traced, without_compi
 from program_values import VALUES
 from torchrelay.compiler.torch_internals.dynamo.programs import frames
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 TABLES = {
     "functions": FUNCTIONS,
     "closures": CLOSURES,
@@ -47,27 +48,37 @@ TABLES = {
 CHANGES = {
     f"{table}: {name}": change for table, changes in TABLES.items() for name, change in changes.items()
 }
+BROKEN = {
+    "answers: find_spec",
+    "answers: metadata.version",
+    "classes: metaclass's attribute",
+    "classes: method of a dict",
+    "classes: method of a dict given",
+    "modules: functional call, weights no longer tied",
+}
+"""Dynamo does not trace them as a whole before PyTorch 2.13, and the start of a part needs no trace."""
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_next_start_gives_what_the_changed_program_gives(name: str, tmp_path: Path) -> None:
     change, file = CHANGES[name], tmp_path / "changed_program.py"
+    how = "varies" if name in BROKEN and TORCH < (2, 13) else change.how
     before, after = change.before(), change.after()
     here = without_compiler(file, before).results
     wanted = without_compiler(file, after, change.around, change.patch).results
     assert (here != wanted) is change.differs, "whether a stale program would be wrong"
 
-    plain = traced(file, before).results if change.how == "varies" else here
+    plain = traced(file, before).results if how == "varies" else here
     programs = Recorded()
     first = from_records(programs, file, before)
     if here not in (first.results, plain):
         pytest.skip("Dynamo itself fails on it, in this version of PyTorch")
     assert first.results == here
-    fit = change.how != "unfit"
-    if change.how != "used":  # else the third start shows the same
+    fit = how != "unfit"
+    if how != "used":  # else the third start shows the same
         again = from_records(programs, file, before)
         assert again.results == here
-        if change.how == "varies":
+        if how == "varies":
             fit = again.how in ("used", "partly")
         assert fit is (again.how in ("used", "partly")), (again.how, first.reasons)
 
@@ -75,7 +86,7 @@ def test_the_next_start_gives_what_the_changed_program_gives(name: str, tmp_path
     if changed.results != wanted:  # as in Dynamo's own differences from eager
         assert changed.results == traced(file, after, change.around, change.patch).results
         assert changed.how == "traced", changed.reasons
-    assert not fit or change.how in ("varies", changed.how), changed.reasons
+    assert not fit or how in ("varies", changed.how), changed.reasons
 
 
 def test_another_path_of_the_checkout_keeps_the_program(tmp_path: Path) -> None:
