@@ -75,7 +75,7 @@ def _resnet50(device: torch.device) -> Workload:
 
 
 WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
-    **{f"gpt2-{layers}x256": functools.partial(_gpt2_narrow, layers=layers) for layers in (4, 12, 24)},
+    **{f"gpt2-{layers}x256": functools.partial(_gpt2_narrow, layers=layers) for layers in (4, 12, 24, 48)},
     "gpt2-12x768": _gpt2_base,
     "llama-16x1024": _llama,
     "resnet50": _resnet50,
