@@ -181,6 +181,7 @@ def keeping_memory_of_subgraphs() -> Iterator[None]:
     begin: Callable[..., None] = GraphLowering.__init__
     create: Callable[..., Any] = vars(InvokeSubgraph)["create"].__func__
     free: Callable[[Any, Any], None] = wrapper.PythonWrapperCodegen.codegen_free
+    check: Callable[[Any], None] = wrapper.SubgraphPythonWrapperCodegen.codegen_input_size_asserts
     kept: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
     @functools.wraps(begin)
@@ -212,12 +213,16 @@ def keeping_memory_of_subgraphs() -> Iterator[None]:
             return
         free(self, buffer)
 
+    def check_partition(self: Any) -> None:
+        if self.partition_signatures is not None:  # of CUDA graphs: the whole graph checks nothing then
+            check(self)
+
     with (
         _describing_once(),
         _updating_changes(),
         patched(GraphLowering, "__init__", begin_without_donations),
         patched(InvokeSubgraph, "create", classmethod(create_keeping)),
         patched(wrapper.PythonWrapperCodegen, "codegen_free", free_without_reuse),
-        patched(wrapper.SubgraphPythonWrapperCodegen, "codegen_input_size_asserts", lambda self: None),
+        patched(wrapper.SubgraphPythonWrapperCodegen, "codegen_input_size_asserts", check_partition),
     ):
         yield

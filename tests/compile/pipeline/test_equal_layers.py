@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from captured_requests import request_of
 from torch import nn
 from torch._inductor import fx_utils
+from torch._inductor.codegen.wrapper import SubgraphPythonWrapperCodegen
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -364,6 +365,19 @@ def test_a_call_checks_no_tensor_that_the_graph_has_checked(monkeypatch: pytest.
     assert re.search(r"assert_size_stride\((primals|tangents)_", text)
     assert re.search(r"def partitioned_fw_\w+\(args\):", text)
     assert not re.search(r"assert_size_stride\(partitioned_\w+_(primals|tangents)_", text)
+
+
+def test_partitions_for_cuda_graphs_check_what_the_whole_graph_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(SubgraphPythonWrapperCodegen, "codegen_input_size_asserts", checked.append)
+    both: list[Any] = [object.__new__(SubgraphPythonWrapperCodegen) for _ in range(2)]
+    both[0].partition_signatures, both[1].partition_signatures = None, "what a partition reads and returns"
+    with subgraphs.keeping_memory_of_subgraphs():
+        for each in both:
+            each.codegen_input_size_asserts()
+    assert checked == both[1:]
 
 
 def test_three_blocks_are_few() -> None:
