@@ -64,7 +64,7 @@ class Row:
         """Whether there was anything to compile: not where Dynamo makes no graph, or Inductor fails as well."""
         record, local = self.compiled, self.records.get(("fill", "inductor"))
         failed = local is not None and local["status"] == "fail_to_run"
-        return record is not None and not failed and bool(record["graphs"] or record["status"] != "pass")
+        return record is not None and not failed and bool(record.get("graphs") or record["status"] != "pass")
 
     @property
     def accuracy(self) -> str:
