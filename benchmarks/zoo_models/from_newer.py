@@ -63,7 +63,7 @@ _CAUSAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dots1": (_EXPERTS, {"n_shared_experts": 1, "n_routed_experts": 4}),
     "hunyuan_v1_moe": ({**_EXPERTS, "head_dim": 16}, {"head_dim": 128}),
     "deepseek_v2": ({**_EXPERTS, "num_key_value_heads": 4}, {}),
-    "minicpm3": ({}, {}),
+    "minicpm3": ({"num_key_value_heads": 4}, {}),
     "qwen3_next": (_EXPERTS, {}),
     "olmo_hybrid": ({}, {}),
     "bamba": ({}, {}),
