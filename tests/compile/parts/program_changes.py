@@ -166,6 +166,8 @@ FUNCTIONS = {
             "order of a global dict": 'D = «{"a": 2.0, "b": 3.0}→{"b": 3.0, "a": 2.0}»\n\n\ndef program(x):\n    for key, value in D.items():\n        x = x * value + 1\n    return x\n',
             "key of a global dict": 'D = «{"a"→{"c"»: 2.0}\n\n\ndef program(x):\n    return x * D.get("a", 1.0)\n',
             "global set": 'S = «{"a"}→{"b"}»\n\n\ndef program(x):\n    return x * (2 if "a" in S else 3)\n',
+            "truth of a set": 'S = «{"a"}→set()»\n\n\ndef program(x):\n    return x * (2 if S else 3)\n',
+            "truth of a frozenset": 'S = {1: frozenset(«{"a"}→set()»)}\n\n\ndef program(x):\n    found = S.get(1)\n    return x * (2 if found and "a" in found else 3)\n',
             "global frozenset": 'S = frozenset(«{"a", "c"}→{"b", "c"}»)\n\n\ndef program(x):\n    return x * (2 if "a" in S else 3)\n',
             "a callee's default that is a list": "def scaled(x, by=«[2.0]→[3.0]»):\n    return x * by[0]\n\n\ndef program(x):\n    return scaled(x)\n",
             "a callee's default that is a dict": "def scaled(x, by={'a': «2.0}→3.0}»):\n    return x * by['a']\n\n\ndef program(x):\n    return scaled(x)\n",

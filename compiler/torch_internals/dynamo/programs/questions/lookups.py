@@ -147,7 +147,8 @@ def _observe_sets(hooks: Hooks) -> None:
 
     def taken_whole(_: Any, *variables: Any) -> None:
         for each in variables:
-            note_keys(note, each)
+            if not (_is_set(each) and _decides_a_jump(sys._getframe(3))):
+                note_keys(note, each)
 
     def call_of_list(variable: Any, tx: Any, name: Any, *more: Any, **others: Any) -> None:
         if name in ("extend", "__iadd__"):  # takes the elements without a method of the set
@@ -276,6 +277,14 @@ class _OfLists:
         if found is None or found is not variable or len(items) != len(found.items):
             return False
         return all(one is other for one, other in zip(items, found.items, strict=True))
+
+
+def _decides_a_jump(frame: Any) -> bool:
+    """Whether Dynamo takes a container whole for an `if`, as the frame that called says: its length, which has a guard,
+    is all that matters then."""
+    while frame.f_code.co_name in ("is_python_constant", "realize_and_forward"):
+        frame = frame.f_back
+    return bool(frame.f_code.co_qualname == "generic_jump.<locals>.inner")
 
 
 def _is_set_of_a_class(variable: Any, name: Any) -> bool:
