@@ -19,6 +19,12 @@ own autotuners. tune, train: start tuning and training jobs. admin: everything."
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
+def permissions(roles: frozenset[Role], *, source: bool, programs: bool) -> list[str]:
+    """A token's roles, and what no role includes."""
+    more = {"source": source, "programs": programs}
+    return [*sorted(roles), *(name for name, allowed in more.items() if allowed)]
+
+
 class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `POST /v1/tokens`. expires_seconds: from now; null: never."""
 
@@ -56,14 +62,25 @@ class TokenRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def permissions(self) -> list[str]:
-        """Its roles, and what no role includes."""
-        more = {"source": self.allow_source, "programs": self.allow_programs}
-        return [*sorted(self.roles), *(name for name, allowed in more.items() if allowed)]
+        return permissions(self.roles, source=self.allow_source, programs=self.allow_programs)
 
     def over(self, now: float) -> int | None:
         """When it stopped being valid; None while it is."""
         ends = [end for end in (self.expires, self.revoked) if end is not None and end <= now]
         return min(ends, default=None)
+
+
+class CallerReply(Struct, frozen=True, kw_only=True):
+    """Answer of `GET /v1/whoami`: what the request's token allows, as in its TokenRecord."""
+
+    id: str
+    name: str
+    namespace: str
+    """The one that it acts in."""
+    everywhere: bool
+    """Whether it is for all namespaces."""
+    permissions: list[str]
+    expires: int | None = None
 
 
 class TokenReply(Struct, frozen=True):

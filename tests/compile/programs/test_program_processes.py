@@ -80,6 +80,7 @@ PLAIN = {
     "length of a set of texts": f"NAMES = {NAMES}\n\n\ndef program(x):\n    return x * len(NAMES)\n",
     "truth of a set of texts": f"NAMES = {NAMES}\n\n\ndef program(x):\n    return x * (2 if NAMES else 3) * (5 if not NAMES else 7)\n",
     "membership in a set that may be missing": f"KINDS = {{1: frozenset({NAMES})}}\n\n\ndef program(x):\n    found, none = KINDS.get(1), KINDS.get(2)\n    return x * (2 if found and 'sin' in found else 3) * (2 if none and 'sin' in none else 3)\n",
+    "a module for each sample": f"{NET}def program(x):\n    return torch.vmap(net)(x.view(2, 4)).flatten()\n",
     "gradients of each sample": f"{NET}def loss(weights, x):\n    return torch.func.functional_call(net, weights, (x,)).square().sum()\n\n\n"
     "def program(x):\n    each = torch.vmap(torch.func.grad(loss), (None, 0))(weights, x.view(2, 4))\n    return torch.cat([each[name].flatten() for name in weights])\n",
     "a functional call with tied weights": f"{NET}net[2].weight = net[0].weight\nnet[2].bias = net[0].bias\ndel weights['2.weight'], weights['2.bias']\n\n\n"

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torch._functorch.vmap import _get_name as vmap_name
+
 from .....artifact.programs import digests
 from .asked import Asked, Call, Unnamed
 from .hooks import Hooks, owners
@@ -174,6 +176,8 @@ class _Follows:
             for each in arguments:  # bool() has none
                 note_keys(self._note, each)
         if name in _TEXTS or function is str.format:
+            if _is_for_error(tx):
+                return None
             return _text(function, [*arguments, *keywords.values()], answer)
         if isinstance(value := _value(answer), str) and _ADDRESS.search(value):
             return _text(function, [*arguments, *keywords.values()], answer)
@@ -212,6 +216,13 @@ def _text(function: Any, arguments: Sequence[Any], answer: Any) -> Asked | None:
         if not plain and not (own and any(hasattr(method, "__code__") for method in methods)):
             return Unnamed(f"the text of a {kind.__module__}.{kind.__qualname__}")
     return None
+
+
+def _is_for_error(tx: Any) -> bool:
+    """Whether the text is that of what vmap maps, which is in messages of its errors alone."""
+    while tx is not None and tx.f_code is not vmap_name.__code__:
+        tx = getattr(tx, "parent", None)
+    return tx is not None
 
 
 def _is_object(variable: Any) -> bool:
