@@ -26,7 +26,7 @@ def main() -> None:
     from .commands import application
 
     try:
-        application()()
+        application()(prog_name="torchrelay")
     except RelayError as error:
         print(f"torchrelay: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, SettingsError | BadTuneJob | BadTrainJob) else 1)

@@ -195,6 +195,12 @@ def load_settings(**overrides: Any) -> ClientSettings:
 
     Raises SettingsError, which names the argument, variable or file and the values it allows.
     """
+    return settings_and_origins(**overrides)[0]
+
+
+def settings_and_origins(**overrides: Any) -> tuple[ClientSettings, dict[str, str]]:
+    """What load_settings gives, and by the setting's name where its value comes from: `argument`, a variable, a file's
+    path, or `default`."""
     unknown = sorted(set(overrides) - set(PARSERS))
     if unknown:
         raise SettingsError(f"unknown setting {unknown[0]!r}", hint=f"Settings are {', '.join(PARSERS)}")
@@ -212,13 +218,26 @@ def load_settings(**overrides: Any) -> ClientSettings:
     if "token" in values:
         values.pop("token_file", None)
     path = _credentials_for(values.get("profile", ""), values.get("url", ""))
-    values = _with_credentials(values, _from_credentials(path))
+    layers.append(_from_credentials(path))
+    values = _with_credentials(values, layers[-1])
+    names = ("argument", "", str(config_dir() / CONFIG_FILE), str(path))
+    origins = {
+        field: next(
+            (
+                name or f"{_PREFIX}{field.upper()}"
+                for name, layer in zip(names, layers, strict=True)
+                if field in layer and values.get(field) == layer[field]
+            ),
+            "default",
+        )
+        for field in PARSERS
+    }
     if "cache_dir" not in values:
         values["cache_dir"] = _xdg("XDG_CACHE_HOME", ".cache")
     if "state_dir" not in values:
         with contextlib.suppress(SettingsError):  # no home: the record is a convenience
             values["state_dir"] = _xdg("XDG_STATE_HOME", ".local/state")
-    return ClientSettings(**values)
+    return ClientSettings(**values), origins
 
 
 def load_launcher_info() -> LauncherInfo | None:

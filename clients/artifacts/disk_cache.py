@@ -17,6 +17,7 @@ import os
 import stat
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.process.own_files import own_folder, trim
@@ -24,6 +25,15 @@ from ..atomic_file import locked, write_atomically
 
 _HEX = frozenset("0123456789abcdef")
 _TEMPORARY = ".tmp-"
+
+
+class CachedFile(NamedTuple):
+    """used: seconds since 1970."""
+
+    path: Path
+    bytes: int
+    used: float
+    is_program: bool
 
 
 class DiskCache:
@@ -80,6 +90,27 @@ class DiskCache:
                 (root / name).unlink(missing_ok=True)
         except OSError as error:
             self._complain(error)
+
+    def files(self) -> list[CachedFile]:
+        """All artifacts and programs, the last used first; what is written or removed meanwhile may be missing."""
+        found = []
+        for folder, pattern in ((self._root, "[0-9a-f][0-9a-f]/*"), (self._programs, "**/*")):
+            for path in folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and not path.name.startswith("."):
+                        found.append(
+                            CachedFile(path, status.st_size, status.st_mtime, folder is self._programs)
+                        )
+        return sorted(found, key=lambda file: file.used, reverse=True)
+
+    def clear(self) -> None:
+        """Remove all artifacts and programs. Raises OSError: for another user's folder, or a disk that is read-only."""
+        for folder in filter(Path.exists, (self._root, self._programs)):
+            with own_folder(folder):
+                for file in self.files():
+                    if file.path.is_relative_to(folder):
+                        file.path.unlink(missing_ok=True)
 
     def trim(self) -> None:
         """Remove the least recently used entries until nine tenths of the limit hold; skipped while another

@@ -9,7 +9,7 @@ import typer
 from ...compiler import VERSION
 from . import capture, export, login, lower, run, start_service
 from .administration import audit, cache, keys, namespace, stats, token
-from .diagnostics import doctor, explain
+from .diagnostics import config, doctor, explain
 from .jobs import train, tune
 
 
@@ -28,7 +28,11 @@ def _root(
 
 
 def application() -> typer.Typer:
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},  # of all commands below
+    )
     app.callback()(_root)
     # Their options are the started program's own, `--help` included.
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -46,7 +50,9 @@ def application() -> typer.Typer:
     app.command("export")(export.export)
     app.command("login")(login.login)
     app.command("logout")(login.logout)
+    app.command("whoami")(login.whoami)
     app.command("audit")(audit.audit)
+    app.add_typer(config.app, name="config")
     app.add_typer(cache.app, name="cache")
     app.add_typer(keys.app, name="keys")
     app.add_typer(namespace.app, name="namespace")

@@ -1,5 +1,5 @@
 """`torchrelay login URL`: a token, by signing in or from standard input, checked with the gateway, into the credentials
-file; `torchrelay logout` removes it."""
+file; `torchrelay logout` removes it, and `torchrelay whoami` shows what it allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ...compiler.errors import RelayError, SettingsError
 from ..gateway.compile_client import GatewayClient
 from ..gateway.credentials import SignedIn, SignIn, keep_other, read_token_file, write_credentials
 from ..gateway.sign_in.provider_client import DeviceCode, ProviderClient, sign_in_by_device
-from ..settings import ClientSettings, credentials_path, load_settings
+from ..settings import ClientSettings, credentials_path, load_settings, settings_and_origins
+from . import output
+from .output import Json
 
 _LONGEST = 64 << 10
 _Profile = Annotated[
@@ -95,6 +97,24 @@ def login(
     if sign_in is not None and not sign_in.refresh_token:
         print("the provider gives nothing to renew the token with: sign in again when it has expired")
     print(f"signing keys now trusted: {', '.join(map(str, info.get('key_ids', [])))}")
+
+
+def whoami(json: Json = False) -> None:
+    """Show the gateway, and what the token in use allows there, in which namespace, until when."""
+    settings, origins = settings_and_origins()
+    with GatewayClient(settings) as gateway:
+        found = gateway.whoami()
+    if json:
+        output.print_json(found)
+        return
+    rows = [
+        ("gateway", f"{settings.url} ({origins['url']})"),
+        ("token", f"{found.name}, {found.id} ({origins['token' if settings.token else 'token_file']})"),
+        ("may", ", ".join(found.permissions)),
+        ("namespace", "all" if found.everywhere else found.namespace),
+        ("expires", "never" if found.expires is None else f"{output.moment(found.expires)} UTC"),
+    ]
+    output.print_table(("", ""), rows)
 
 
 def logout(profile: _Profile = "") -> None:

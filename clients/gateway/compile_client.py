@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from ...compiler import decoding, errors
 from ...compiler.api import compiles
+from ...compiler.api.admin import CallerReply
 from ...compiler.api.compiles import MissExplanation
 from ...compiler.api.sign_in import SignInReply
 from ...compiler.api.trace_context import TRACE_HEADER, TraceContext, new_trace
@@ -341,6 +342,9 @@ class GatewayClient(HttpApi):
     def info(self) -> dict[str, Any]:
         """{version, schema, pipeline, namespace, key_ids, public_keys}."""
         return self._call("GET", "/v1/info", dict[str, Any])
+
+    def whoami(self) -> CallerReply:
+        return self._call("GET", "/v1/whoami", CallerReply)
 
     def sign_in(self) -> SignInReply:
         """Where people get tokens for this gateway. Needs none."""

@@ -62,6 +62,7 @@ class Grant(Struct, frozen=True):
     """Whether it may send source that runs at compile time. No role includes this."""
     programs: bool = False
     """Whether it may give programs to the namespace's clients. No role includes this."""
+    expires: int | None = None
 
     def within(self, namespace: str) -> Grant:
         """The same grant in a namespace that the request names. Raises Forbidden."""
@@ -197,6 +198,7 @@ class Tokens:
             everywhere,
             source=record.allow_source,
             programs=record.allow_programs,
+            expires=record.expires,
         )
 
     async def issue(

@@ -20,8 +20,11 @@ from ...gateway.admin_client import AdminClient
 from ...reports.html_page import bytes_of
 from .. import output
 from ..output import Json, Namespace
+from . import local_cache
 
 app = typer.Typer(no_args_is_help=True, help="List, show, pin and remove artifacts of the service's cache.")
+
+app.add_typer(local_cache.app, name="local")
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A cache key, or its first digits.")]
 

@@ -18,7 +18,7 @@ def stats(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Print requests, hits, misses, compiles, shared compiles, failures, seconds saved and spent."""
+    """Print the hit rate, requests, hits, misses, compiles, shared compiles, failures, seconds saved and spent."""
     with GatewayClient(load_settings()) as gateway:
         found = gateway.stats(output.checked_namespace(namespace))
     if json:
@@ -33,7 +33,7 @@ def stats(
 
 def _rows(columns: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The counters in the gateway's order. A counter with parts (fallbacks by reason) has a row for each part."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = [("hit rate", *map(_hit_rate, columns))]
     for name, value in columns[0].items():
         label = name.replace("_", " ")
         if isinstance(value, dict):
@@ -44,6 +44,12 @@ def _rows(columns: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         else:
             rows.append((label, *(_shown(column.get(name, 0)) for column in columns)))
     return rows
+
+
+def _hit_rate(counters: dict[str, Any]) -> str:
+    """Of the requests that were answered with an artifact or had one compiled."""
+    asked = counters["hits"] + counters["misses"] + counters["coalesced"]
+    return f"{counters['hits'] / asked:.1%}" if asked else "-"
 
 
 def _shown(value: Any) -> str:

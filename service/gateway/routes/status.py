@@ -1,5 +1,5 @@
-"""GET /v1/stats, /v1/workers, /v1/info, /v1/sign-in and POST /v1/report: counters, workers, version, keys, and where
-tokens come from."""
+"""GET /v1/stats, /v1/workers, /v1/info, /v1/whoami, /v1/sign-in and POST /v1/report: counters, workers, version, keys,
+the caller's token, and where tokens come from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....compiler import VERSION
+from ....compiler.api.admin import CallerReply, permissions
 from ....compiler.api.compiles import WorkerInfo
 from ....compiler.api.sign_in import SignInReply
 from ....compiler.artifact.signing import key_id, key_text
@@ -74,6 +75,18 @@ async def info(gateway: Gateway, grant: Reader) -> InfoReply:
         namespace=grant.namespace,
         key_ids=[key_id(key) for key in gateway.keyring.public],
         public_keys=[key_text(key) for key in gateway.keyring.public],
+    )
+
+
+@router.json("GET", "/v1/whoami", "What the request's token allows, and until when")
+async def whoami(grant: Reader) -> CallerReply:
+    return CallerReply(
+        id=grant.id,
+        name=grant.name,
+        namespace=grant.namespace,
+        everywhere=grant.everywhere,
+        permissions=permissions(grant.roles, source=grant.source, programs=grant.programs),
+        expires=grant.expires,
     )
 
 

@@ -93,6 +93,23 @@ def test_stats_count_what_was_asked(service: PrivateService, tmp_path: Path) -> 
     assert gained == {"requests": 2, "hits": 1, "misses": 1, "compiles": 1, "coalesced": 0, "failures": 0}
 
 
+def test_a_token_says_what_it_allows(service: PrivateService) -> None:
+    owner = json.loads(torchrelay(service, "whoami", "--json").stdout)
+    assert owner["everywhere"] and "admin" in owner["permissions"]
+    made = torchrelay(
+        service, "token", "create", "ada", "--role", "tune", "--expires", "1h", "--allow-programs"
+    )
+    environment = {**os.environ, **service.environment, "TORCHRELAY_TOKEN": made.stdout.strip()}
+    command = [sys.executable, "-m", "torchrelay.clients.cli", "whoami"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split(None, 1)[1].strip() for line in done.stdout.splitlines() if line.strip()}
+    assert rows["token"].startswith("ada, ") and rows["token"].endswith("(TORCHRELAY_TOKEN)")
+    assert rows["may"] == "tune, programs"
+    assert rows["namespace"] == "default"
+    assert rows["expires"].endswith("UTC")
+
+
 def test_the_disk_cache_serves_without_a_gateway(service: PrivateService, tmp_path: Path) -> None:
     assert train(service, tmp_path, 1.25)["misses"] == 1
     again = train(service, tmp_path, 1.25, TORCHRELAY_URL="http://127.0.0.1:1", TORCHRELAY_MODE="require")

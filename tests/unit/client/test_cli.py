@@ -20,6 +20,7 @@ import msgspec
 import pytest
 import torchrelay
 from torchrelay.clients import cli
+from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.commands.diagnostics import doctor
 from torchrelay.clients.reports.run_report import RUN_FILE, GraphRecord, RunRecord
 from torchrelay.compiler.api import compiles
@@ -97,9 +98,92 @@ def test_the_version_is_printed(environment: dict[str, str]) -> None:
     assert run(environment, "--version").stdout == f"torchrelay {torchrelay.__version__}\n"
 
 
-def test_help_lists_the_commands(environment: dict[str, str]) -> None:
-    listed = run(environment, "--help").stdout
-    assert all(f" {name} " in listed for name in ("up", "demo", "doctor", "stats", "explain"))
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_the_commands(environment: dict[str, str], flag: str) -> None:
+    listed = run(environment, flag).stdout
+    assert all(f" {name} " in listed for name in ("up", "demo", "doctor", "stats", "explain", "whoami"))
+
+
+@pytest.mark.parametrize("command", [["stats"], ["cache", "local", "ls"], ["up"]])
+def test_each_command_has_the_short_flag(environment: dict[str, str], command: list[str]) -> None:
+    assert "usage" in run(environment, *command, "-h").stdout.lower()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(environment: dict[str, str], shell: str) -> None:
+    """The script that a shell evaluates asks the command itself, by these variables."""
+    script = run({**environment, "_TORCHRELAY_COMPLETE": f"source_{shell}"}).stdout
+    assert "_TORCHRELAY_COMPLETE" in script
+    asked = {
+        "bash": ("torchrelay cache l", "2"),
+        "zsh": ("torchrelay cache l", ""),
+        "fish": ("torchrelay cache l", ""),
+    }
+    words, position = asked[shell]
+    given = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": position,
+        "_TYPER_COMPLETE_ARGS": words,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TORCHRELAY_COMPLETE": f"complete_{shell}",
+    }
+    found = run({**environment, **given}).stdout
+    assert "ls" in found and "local" in found and "stats" not in found
+
+
+def test_the_settings_are_shown_with_where_they_come_from(environment: dict[str, str]) -> None:
+    folder = Path(environment["XDG_CONFIG_HOME"]) / "torchrelay"
+    folder.mkdir(parents=True)
+    config, credentials = folder / "config.json", folder / "credentials.json"
+    config.write_text(json.dumps({"mode": "cache", "deadline": 30}))
+    credentials.write_text(
+        json.dumps({"url": "http://127.0.0.1:9", "token": "secret", "namespace": "vision"})
+    )
+    credentials.chmod(0o600)
+    given = {**environment, "TORCHRELAY_DEADLINE": "40"}
+    shown = {name: (row["value"], row["from"]) for name, row in config_shown(given).items()}
+    assert shown["deadline"] == (40, "TORCHRELAY_DEADLINE")
+    assert shown["mode"] == ("cache", str(config))
+    assert shown["url"] == ("http://127.0.0.1:9", str(credentials))
+    assert shown["token"] == ("(hidden)", str(credentials))
+    assert shown["idle_timeout"] == (20, "default")
+    elsewhere = config_shown({**given, "TORCHRELAY_URL": "http://127.0.0.1:8"})
+    assert (elsewhere["token"], elsewhere["namespace"]["value"]) == ({"value": "", "from": "default"}, "")
+    table = run(given, "config", "show").stdout
+    assert "secret" not in table
+    assert ["deadline", "40", "s", "TORCHRELAY_DEADLINE"] in [line.split() for line in table.splitlines()]
+
+
+def config_shown(environment: dict[str, str]) -> dict[str, Any]:
+    done = run(environment, "config", "show", "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_what_this_machine_keeps_is_listed_and_removed(environment: dict[str, str]) -> None:
+    folder = Path(environment["XDG_CACHE_HOME"]) / "torchrelay"
+    cache = DiskCache(folder, 1 << 30)
+    keys = ["ab" * 32, "ac" * 32]
+    for size, key in enumerate(keys, 1):
+        assert cache.put(key, b"x" * 1024 * size)
+    program = folder / "programs" / "ff" / "program"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(b"x" * 512)
+    table = run(environment, "cache", "local", "ls").stdout
+    assert all(key[:16] in table for key in keys)
+    assert f"2 artifacts and 1 files of programs: 3.50 KiB of 8.00 GiB in {folder}" in table
+    listed = json.loads(run(environment, "cache", "local", "ls", "--json").stdout)
+    assert {(each["kind"], each["bytes"]) for each in listed} == {
+        ("artifact", 1024),
+        ("artifact", 2048),
+        ("program", 512),
+    }
+    for wrong in (["a"], ["ee"], [], ["ab", "--all"]):
+        assert run(environment, "cache", "local", "rm", *wrong).returncode == 2
+    assert run(environment, "cache", "local", "rm", "ab").stdout == "removed 1.00 KiB\n"
+    assert [file.path.name for file in cache.files() if not file.is_program] == [keys[1]]
+    assert run(environment, "cache", "local", "rm", "--all").stdout == "removed 2.50 KiB\n"
+    assert cache.files() == []
 
 
 @pytest.mark.parametrize("arguments", [["nosuch"], ["stats", "--nosuch"]])
@@ -128,6 +212,7 @@ def test_stats_as_json_are_the_gateways(environment: dict[str, str], gateway: di
 
 def test_stats_for_people_name_every_counter(environment: dict[str, str], gateway: dict[str, Any]) -> None:
     lines = [line.split() for line in run(environment, "stats").stdout.splitlines()]
+    assert lines[1] == ["hit", "rate", "60.0%"]
     assert ["requests", "5"] in lines
     assert ["seconds", "saved", "1,234.5"] in lines
     assert ["fallbacks:", "no_worker", "2"] in lines
