@@ -40,7 +40,7 @@ from ..compiler.torch_internals.inductor import config
 from .artifacts import load
 from .artifacts.prefetch import Prefetch, prefetch_with, start_early
 from .artifacts.ranks.job_source import JobSource
-from .artifacts.source import ArtifactRequest, LoadedArtifact, LocalSource
+from .artifacts.source import ArtifactRequest, LocalSource
 from .patch_compile import replace_inductor, restore_inductor
 from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
 from .settings import (
@@ -310,17 +310,21 @@ class RelayBackend:
         if captured.symints and self._prefetch is not None and self._prefetch.sizes is not None:
             watched = self._prefetch.sizes.watched(artifact.compiled, example_inputs, key)
             artifact = msgspec.structs.replace(artifact, compiled=watched)
-        if self.settings.keeps_programs and captured.is_plain and artifact.key == key:
+        compiled = captured.bind(artifact.compiled)
+        plain = not (captured.edges or captured.floats)
+        if self.settings.keeps_programs and plain and artifact.key == key:
+            from ..compiler.artifact.programs.records import ProgramGraph
             from ..compiler.torch_internals.dynamo.programs import recording
 
             digest = artifact.digest if captured.symints else ""
-            recording.note_graph(artifact.compiled, key, canonical, digest, captured.device_index)
+            record = ProgramGraph("", key, canonical, digest, captured.device_index)
+            recording.note_graph(compiled, record, captured.hoisted.values())
         self.report.record(artifact.outcome, key=artifact.key, began=start, nodes=len(gm.graph.nodes))
         symbolic = bool(captured.request.symbols)
         return self.bound(
             gm,
-            captured,
-            artifact,
+            compiled,
+            artifact.key,
             lambda inputs, fallback: _compile_outside_dynamo(
                 gm, inputs, mode, options, fallback, symbolic=symbolic
             ),
@@ -329,26 +333,25 @@ class RelayBackend:
     def bound(
         self,
         gm: torch.fx.GraphModule,
-        captured: CapturedGraph,
-        artifact: LoadedArtifact,
+        compiled: Callable[..., Any],
+        key: str,
         compile_locally: Callable[[Sequence[Any], GraphRecord], Callable[..., Any]],
     ) -> Callable[..., Any]:
-        """What runs as `gm`. Its first call is compared with eager, if a setting says so; an artifact that differs is
-        not used, and `compile_locally` of the inputs is."""
-        compiled = captured.bind(artifact.compiled)
+        """What runs as `gm`: `compiled`. Its first call is compared with eager, if a setting says so; an artifact that
+        differs is not used, and `compile_locally` of the inputs is."""
         if not self.settings.check or secrets.randbelow(self.settings.check):
             return compiled
         from .artifacts.first_call_check import CheckedGraph
 
         def refuse(error: RelayError, inputs: Sequence[Any]) -> Callable[..., Any]:
-            self.source.local.disk.remove(artifact.key)
+            self.source.local.disk.remove(key)
             nodes = len(gm.graph.nodes)
             if self.settings.mode == "require":
                 self.report.raised(error, nodes=nodes)
                 raise error
             return compile_locally(inputs, self.fell_back(error, seconds=0.0, nodes=nodes))
 
-        return CheckedGraph(gm, compiled, artifact.key, self.report, refuse).call
+        return CheckedGraph(gm, compiled, key, self.report, refuse).call
 
     def fell_back(self, error: RelayError, *, seconds: float, nodes: int) -> GraphRecord:
         """Count a graph compiled locally, here and (if it answers at once) at the service."""
@@ -406,7 +409,8 @@ class _BackgroundGraph:
             error.key = self._record.key
             return self._without(error, calls, inputs)
         self._end(artifact.outcome, calls)
-        return self._relay.bound(self._gm, self._captured, artifact, self._compile_locally)
+        compiled = self._captured.bind(artifact.compiled)
+        return self._relay.bound(self._gm, compiled, artifact.key, self._compile_locally)
 
     def _without(self, error: RelayError, calls: int, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs from now on, since the artifact cannot be had. Says so once. Raises `error` in mode `require`."""

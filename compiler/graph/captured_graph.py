@@ -39,11 +39,6 @@ class CapturedGraph(Struct, frozen=True):
     def groups(self) -> dict[str, str]:
         return {} if self.edges is None else self.edges.groups
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the request alone says how the artifact is called: `bind` changes nothing."""
-        return not (self.hoisted or self.edges or self.floats)
-
     def bind(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A callable of the original graph's inputs, which returns the original graph's outputs."""
         if self.edges is not None:

@@ -80,13 +80,14 @@ torch._dynamo.bytecode_transformation: unique_id (name, *, with_uuid)
 torch._dynamo.cache_size: exceeds_recompile_limit (cache_size, compile_id)
 torch._dynamo.config: enable_compiler_collectives
 torch._dynamo.convert_frame: _compile; compile_frame; orig_code_map; output_codes
+torch._dynamo.decorators: mark_static_address (t, guard)
 torch._dynamo.eval_frame: innermost_fn (fn)
 torch._dynamo.exc: ObservedAttributeError; RestartAnalysis
 torch._dynamo.guards: CheckFunctionManager (f_code, output_graph, ...); GuardBuilder.get (guard_or_source);
     GuardBuilder._set_guard_export_info (guard, code_list, *, provided_func_name); ShapeCodeParts;
     _get_closure_vars (); install_guard; profile_guard_manager
 torch._dynamo.output_graph: OutputGraphGuardsState
-torch._dynamo.source: is_from_skip_guard_source (source)
+torch._dynamo.source: is_from_optimizer_source (source); is_from_skip_guard_source (source)
 torch._dynamo.types: GuardedCode (code, guard_manager, compile_id, trace_annotation);
     wrap_guarded_code (guarded_code)
 torch._dynamo.utils: CleanupHook.create (scope, name, val); CleanupManager.instance;
@@ -101,6 +102,7 @@ torch._dynamo.variables.dicts: ConstDictVariable.__contains__; .getitem_const;
 torch._dynamo.variables.functions: invoke_and_store_as_constant = (tx, fn, name, args, kwargs)
 torch._dynamo.variables.misc: ComptimeVariable.call_function; LoggingLoggerVariable.call_method;
     NumpyVariable.call_function
+torch._dynamo.variables.optimizer: OptimizerVariable.move_step_if_cpu ()
 torch._dynamo.variables.torch: tracing_state_functions ()
 torch._guards: CompileContext (compile_id); DuplicateInputs (input_source_a, input_source_b);
     StorageOverlap (overlapping_sources, non_overlapping_sources); TracingContext.try_get ();

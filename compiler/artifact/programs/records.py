@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-REVISION = 10
+REVISION = 11
 """The revision of these records and of what they mean. Another revision's programs are traced again."""
 LIMIT_BYTES = 64 << 20
 """The limit of an encoded program."""
@@ -89,8 +89,8 @@ class ConstantRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A global variable that Dynamo made for its bytecode: a module; the global variables of a traced function that has
-    no module, `module` and `function` name it; a function of `builtins`, named so; or the code of a function to go on
-    with after a graph break."""
+    no module, `module` and `function` name it; a function of `builtins`, named so; the code of a function to go on
+    with after a graph break; or (without all that) a weak reference to the optimizer whose step it is."""
 
     name: _Name
     module: _Name = ""
@@ -102,13 +102,15 @@ class GlobalRecord(Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 class ProgramGraph(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A compiled graph that the bytecode calls by a global name, or a split graph by this name. request: the canonical
     bytes of its GraphRequest. artifact: the SHA-256 of the artifact's file, if sizes are symbolic: those of one key may
-    assume different sizes. device: the GPU that it runs on, None for the CPU."""
+    assume different sizes. device: the GPU that it runs on, None for the CPU. tensors: those of the optimizer's that it
+    is given after its inputs."""
 
     name: _Name
     key: _Name
     request: bytes
     artifact: _Name = ""
     device: _Index | None = None
+    tensors: list[_Index] = []
 
 
 class SplitStep(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -146,6 +148,8 @@ class FrameProgram(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     shapes: list[str]
     """Conditions on symbolic sizes, in the grammar of request/size_expr.py; s7 is the value of the source 7."""
     automatic: list[AutomaticRecord]
+    optimizer: list[Any] = []
+    """If it is an optimizer's step: the optimizer as tracing found it, and its state (optimizers.described)."""
     same_inputs: list[tuple[_Index, _Index]]
     """Pairs of inputs that were assumed to be one tensor."""
     overlaps: list[tuple[list[_Index], list[_Index]]] = []

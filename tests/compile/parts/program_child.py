@@ -19,7 +19,7 @@ import torch
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
-from torchrelay.compiler.artifact.programs.records import FrameProgram
+from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph
 from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.graph.decode import decode_graph
 from torchrelay.compiler.request import codec, key, schema
@@ -109,7 +109,7 @@ def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
     request = capture(gm, inputs, mode="default", options={}).request
     canonical = codec.encode_request(request)
     compiled = graph_of(request)
-    recording.note_graph(compiled, key.key_of(request, canonical), canonical)
+    recording.note_graph(compiled, ProgramGraph("", key.key_of(request, canonical), canonical))
     return compiled
 
 

@@ -293,6 +293,7 @@ EFFECTS = {
             "graph break with a closure": "def program(x):\n    «k = 2.0→k = 3.0»\n\n    def inner(y):\n        return y * k\n\n    x = x + 1\n    torch._dynamo.graph_break()\n    return inner(x)\n",
             "graph break with a closure, of a function made before": "def make(k):\n    def program(x):\n        x = x + k\n        torch._dynamo.graph_break()\n        return x * k\n\n    return program\n\n\nprogram = «make(2.0)→make(3.0)»\n",
             "graph break with a closure that is written": "def program(x):\n    k = 2.0\n\n    def inner(y):\n        nonlocal k\n        k = «k + 1→k + 2»\n        return y * k\n\n    x = inner(x)\n    torch._dynamo.graph_break()\n    return inner(x) - k\n",
+            "optimizer's class": "p = nn.Parameter(torch.ones(3))\no = torch.optim.«SGD([p], lr=0.5)→Adagrad([p], lr=0.25)»\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
         }
     ),
     **rows(
@@ -301,15 +302,14 @@ EFFECTS = {
             "graph break, callee edited after it": "def inner(x):\n    return «x + 1→x + 2»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return inner(y)\n",
             "graph break in a callee": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    return inner(x * 2) + 1\n",
             "graph break under a context manager": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    with torch.no_grad():\n        y = inner(x * 2)\n    return x * y\n",
+            "optimizer's rate": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], «lr=0.5→lr=0.25»)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
+            "optimizer's compiled step": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5, «momentum=0.5→momentum=0.25»)\nprogram = o.step\n\n\ndef inputs():\n    for _ in range(3):\n        p.grad = torch.ones(3)\n        yield ()\n\n\ndef state():\n    return p\n",
         },
         how="partly",
     ),
     **rows(
         {
             "Python's random numbers, of an object": "import random\n\nr = random.«Random(3)→Random(4)»\n\n\ndef program(x):\n    return x * r.random()\n",
-            "optimizer's rate": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], «lr=0.5→lr=0.25»)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
-            "optimizer's class": "p = nn.Parameter(torch.ones(3))\no = torch.optim.«SGD([p], lr=0.5)→Adagrad([p], lr=0.25)»\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",
-            "optimizer's compiled step": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], lr=0.5, «momentum=0.5→momentum=0.25»)\nprogram = o.step\n\n\ndef inputs():\n    for _ in range(3):\n        p.grad = torch.ones(3)\n        yield ()\n\n\ndef state():\n    return p\n",
             "graph break in a loop": "def program(x):\n    for i in range(2):\n        x = x * 2\n        torch._dynamo.graph_break()\n        x = «x + i→x - i»\n    return x\n",
         },
         how="unfit",

@@ -21,6 +21,7 @@ from torch import nn
 from torchrelay.clients.artifacts.programs import process_programs
 from torchrelay.compiler import decoding
 from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph, in_order
+from torchrelay.compiler.graph.capture import _hoist_tensors
 from torchrelay.compiler.torch_internals.dynamo.programs import frames, recording
 
 MODULE = "changed_program"
@@ -52,8 +53,10 @@ class Recorded:
         """What a start's checks of records found."""
 
     def backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        gm, held = _hoist_tensors(gm, inputs)
+
         def compiled(*given: Any) -> Any:
-            return gm.forward(*given)
+            return gm.forward(*given, *held.values())
 
         self.graphs_now += 1
         if not holds_tensors(gm):
@@ -62,8 +65,8 @@ class Recorded:
             )
             key = hashlib.sha256(text.encode()).hexdigest()
             request = str(len(self._graphs)).encode()
-            self._graphs[request] = compiled
-            recording.note_graph(compiled, key, request)
+            self._graphs[request] = gm.forward
+            recording.note_graph(compiled, ProgramGraph("", key, request), held.values())
         return compiled
 
     def wants(self, compiler: Any) -> bool:

@@ -351,3 +351,39 @@ def test_a_record_that_is_damaged_forged_or_without_artifact_is_not_used(
             artifact.unlink()
     alone = machine.train(TORCHRELAY_URL="http://127.0.0.1:1", TORCHRELAY_TOKEN="none")
     assert alone == {**first, "fallbacks": {"gateway_unreachable": 1}, "losses": alone["losses"]}
+
+
+STEPS = """
+import json, sys
+import torch, torchrelay
+
+def train(compiles):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    groups = [{"params": [*net[0].parameters()], "lr": 0.125}, {"params": [*net[2].parameters()]}]
+    optimizer = torch.optim.AdamW(groups, lr=float(sys.argv[1]))
+    step = torch.compile(optimizer.step, backend="torchrelay") if compiles else optimizer.step
+    for _ in range(4):
+        net(torch.linspace(-1, 1, 30).reshape(5, 6)).square().mean().backward()
+        step()
+        optimizer.zero_grad()
+    return [value.tolist() for each in net.parameters() for value in (each, *optimizer.state[each].values())]
+
+found = train(True)
+torch.testing.assert_close(found, train(False), rtol=1e-2, atol=1e-4)
+run = torchrelay.report()
+said = {"stale": run.programs_stale, "fallbacks": run.fallbacks, "found": found}
+print(json.dumps({"traced": run.seconds["trace"] > 0, **said}))
+"""
+
+
+def test_a_step_of_an_optimizer_starts_without_tracing_until_the_optimizer_is_another(
+    machine: Machine,
+) -> None:
+    first = machine.train("0.25", script=STEPS)
+    assert (first["traced"], first["fallbacks"]) == (True, {})
+    assert machine.train("0.25", script=STEPS, PYTHONHASHSEED="7") == {**first, "traced": False}
+    assert machine.train("0.25", script=STEPS, TORCHRELAY_PROGRAMS_CHECK="1") == first
+    changed = machine.train("0.5", script=STEPS)
+    assert changed["traced"] and changed == machine.train("0.5", script=STEPS, TORCHRELAY_PROGRAMS="0")
+    assert machine.train("0.5", script=STEPS) == {**changed, "traced": False}

@@ -20,6 +20,8 @@ GRAPH = "__compiled_fn"
 RESUME = "__resume_at"
 BUILTINS = "__builtins_dict__"
 VALUE = "__program_value"
+OPTIMIZER = "__optimizer_"
+"""A weak reference to the optimizer whose `_init_group` was called."""
 ALIAS = "__import_"
 """Of a module; as long as the module is imported, all frames share it."""
 

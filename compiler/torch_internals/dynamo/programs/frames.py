@@ -165,7 +165,9 @@ def install(programs: Programs) -> Callable[[], None]:
                 else functools.partial(programs.graph, frame)
             )
             with programs.uninterrupted():
-                found, fitting, reason = replay.from_records(programs.find(key), graph, call, programs.timed)
+                found, fitting, reason = replay.from_records(
+                    programs.find(key), graph, call, programs.timed, not checks
+                )
             if fitting is not None and (
                 fitting.shapes or not checks
             ):  # constant sizes are traced without that

@@ -70,13 +70,13 @@ def _no_hooks(value: Any, more: Values) -> Any:
 
 EXPECTED: dict[str, Callable[[Any, Values], Any]] = {
     **dict.fromkeys(
-        words("DUPLICATE_INPUT FUNCTORCH_STACK_MATCH NOT_NONE_MATCH NOT_PRESENT_IN_GENERIC_DICT SHAPE_ENV"),
+        words("DUPLICATE_INPUT FUNCTORCH_STACK_MATCH NOT_PRESENT_IN_GENERIC_DICT SHAPE_ENV WEAKREF_ALIVE"),
         lambda value, more: None,
     ),
     **dict.fromkeys(
         words(
             "BOOL_MATCH BUILTIN_MATCH CLASS_MATCH CLOSURE_MATCH CONSTANT_MATCH EQUALS_MATCH FUNCTION_MATCH "
-            "ID_MATCH MODULE_MATCH NONE_MATCH"
+            "ID_MATCH MODULE_MATCH NONE_MATCH NOT_NONE_MATCH"
         ),
         lambda value, more: values.described(value),
     ),
@@ -104,7 +104,7 @@ _WITHOUT_VALUE = frozenset(
 )
 _GETS_ITEM = frozenset(words("DictGetItemSource DictSubclassGetItemSource GetItemSource"))
 _TENSOR = "value"
-"""The argument of TENSOR_MATCH that is the tensor itself."""
+"""The argument of TENSOR_MATCH and NOT_NONE_MATCH that is the tensor itself."""
 
 
 class Frame:
@@ -118,6 +118,8 @@ class Frame:
         self._cache: dict[Any, Any] = {}
         self._known: dict[int, tuple[Any, Any]] = {}
         """Values by their source's id, with the source, which keeps it: a source's own hash is Python."""
+        self.numbers: Mapping[int, int] = {}
+        """Numbers of the optimizer's tensors, by their ids (optimizers.Step)."""
 
     def value(self, source: Any) -> Any:
         """Raises whatever the look-up raises."""
@@ -127,6 +129,12 @@ class Frame:
             value = source.get_value(self._scope, self._functions, self._cache)
             known = self._known[id(source)] = source, value
         return known[1]
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Raises NotPortable for one that is not the optimizer's."""
+        if id(tensor) not in self.numbers:
+            raise NotPortable("a tensor that is known by its address")
+        return self.numbers[id(tensor)]
 
     def _check_key(self, source: Any) -> None:
         """Raises KeyError for a key that a dict, at the source or before it, would add when it is looked up."""
@@ -159,17 +167,25 @@ def _record(guard: Any, frame: Frame, sources: SourceWriter, seen: dict[int, int
         if guard.create_fn.args:
             raise NotPortable(f"a guard of the kind {kind} with arguments")
         given = dict(guard.create_fn.keywords)
-    if kind == "TENSOR_MATCH":
+    if kind in ("NOT_NONE_MATCH", "TENSOR_MATCH"):
         given.pop(_TENSOR, None)
     others = {name: sources.add(value) for name, value in given.items() if isinstance(value, Source)}
     plain = {name: _argument(value) for name, value in given.items() if name not in others}
     source = sources.add(guard.originating_source)
     value = _value(kind, guard.originating_source, plain, frame)
     try:
-        expected = EXPECTED[kind](value, plain)
+        expected = _expected(kind, value, plain, frame)
         return GuardRecord(kind, source, others, plain, expected, _identity(kind, value, seen))
     except NotPortable as error:
         raise NotPortable(f"{error} at {guard.name}") from None
+
+
+def _expected(kind: str, value: Any, more: Values, frame: Frame) -> Any:
+    if kind in ("ID_MATCH", "NOT_NONE_MATCH") and isinstance(value, torch.Tensor):
+        return frame.number(value)
+    if kind == "DICT_KEYS_MATCH" and any(isinstance(key, torch.Tensor) for key in value):
+        return [values.type_of(value), *map(frame.number, value)]
+    return EXPECTED[kind](value, more)
 
 
 def _argument(value: Any) -> Any:
@@ -223,7 +239,7 @@ def differing(records: Sequence[GuardRecord], sources: Sequence[Any], frame: Fra
                 remembered = (record.kind, id(value))
                 if record.values or remembered not in cache:
                     cache[remembered] = (
-                        EXPECTED[record.kind](value, record.values),
+                        _expected(record.kind, value, record.values, frame),
                         value,
                     )  # which keeps its id
                 now = cache[remembered][0]

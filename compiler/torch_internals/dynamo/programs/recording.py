@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from ....artifact.programs.records import (
 )
 from ...distributed import split_graphs
 from . import bytecode, generated_code, guards, operators, shapes
-from .questions import answers, asked, lookups
+from .questions import answers, asked, lookups, optimizers
 from .questions.hooks import Hooks
 from .sources import SourceWriter
 
@@ -53,8 +53,9 @@ class Recording:
     def __init__(self, call: Mapping[str, Any]) -> None:
         self.call = call
         self.kernels = operators.kernels()
-        self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph]] = {}
-        """Graphs by the function's id, with the function, so that no other one gets that id."""
+        self.graphs: dict[int, tuple[Callable[..., Any], ProgramGraph, Iterable[torch.Tensor]]] = {}
+        """Graphs by the function's id, with the function, so that no other one gets that id; and the tensors that they
+        hold."""
         self.questions: list[tuple[Any, asked.Asked]] = []
         """Questions with the tracing context: Dynamo may trace a frame several times."""
         self.code: Mapping[str, types.CodeType] = {}
@@ -89,12 +90,12 @@ def recorded(call: Mapping[str, Any]) -> Iterator[Recording]:
 
 
 def note_graph(
-    compiled: Callable[..., Any], key: str, request: bytes, artifact: str = "", device: int | None = None
+    compiled: Callable[..., Any], record: ProgramGraph, tensors: Iterable[torch.Tensor] = ()
 ) -> None:
-    """The back end answers with this function, of an artifact, for a graph of the frame that is being traced. device:
-    the GPU it runs on."""
+    """The back end answers with this function, of an artifact, for a graph of the frame that is being traced. record:
+    yet without a name. tensors: what the artifact is given after the graph's inputs."""
     if _current.recording is not None:
-        _current.recording.graphs[id(compiled)] = compiled, ProgramGraph("", key, request, artifact, device)
+        _current.recording.graphs[id(compiled)] = compiled, record, tensors
 
 
 def note_asked(question: asked.Asked) -> None:
@@ -137,6 +138,8 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     graph = output.tracer_output.output_graph
     if graph.torch_function_mode_stack or graph.functorch_layers or graph.dual_level >= 0:
         raise NotPortable("a transform or mode that is active around the call")
+    from torch._dynamo.source import is_from_optimizer_source
+
     call = recording.call
     modules = _modules_by_file()
     for code in graph.traced_code:
@@ -148,12 +151,19 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
     digests.meet_module(scope.get("__name__"))
     sources = SourceWriter()
     live = guards.Frame(call["locals"], scope)
+    optimizer: list[Any] = []
+    if any(name.startswith(bytecode.OPTIMIZER) for name in graph.installed_globals):
+        step = optimizers.Step(call)
+        optimizer, live.numbers = step.described(), step.numbers
     ordered = sorted(graph.guards, key=type(next(iter(graph.guards))).sort_key)
     heard = [question for context, question in recording.questions if context is graph.tracing_context]
+    if optimizer:  # its parts are described
+        of = (getattr(getattr(each, "source", None), "base", None) for each in heard)
+        heard = [each for each, base in zip(heard, of, strict=True) if not is_from_optimizer_source(base)]
     written = guards.write([*ordered, *asked.dropped(heard)], live, sources)
     records, compared = written[: len(ordered)], written[len(ordered) :]
     compiled, constants = bytecode.write(output.bytecode, scope)
-    graphs, splits = _graphs(recording, graph, scope)
+    graphs, splits = _graphs(recording, graph, scope, live)
     traced = [each for each in graph.traced_code if each is not call["code"]]
     references = _references(traced, modules, live, ordered)
     questions = asked.write(heard, live, sources)
@@ -165,10 +175,11 @@ def _program(recording: Recording, output: Any, met: digests.Met) -> FrameProgra
         sizes=guards.write_sizes(graph.input_source_to_sizes_strides, sources),
         shapes=shapes.write(graph, sources),
         automatic=shapes.remembered(call),
+        optimizer=optimizer,
         same_inputs=same_inputs,
         overlaps=overlaps,
         builtins=graph.name_of_builtins_dict_key_in_fglobals or "",
-        globals=_globals(graph, scope, references),
+        globals=_globals(graph, call, references),
         graphs=graphs,
         splits=splits,
         code=generated_code.write(recording.code),
@@ -204,7 +215,7 @@ def _aliases(
 
 
 def _graphs(
-    recording: Recording, graph: Any, scope: Mapping[str, Any]
+    recording: Recording, graph: Any, scope: Mapping[str, Any], live: guards.Frame
 ) -> tuple[list[ProgramGraph], list[SplitGraph]]:
     found: list[ProgramGraph] = []
     splits: list[SplitGraph] = []
@@ -213,7 +224,8 @@ def _graphs(
         noted = recording.graphs.get(id(answer))
         if noted is None:
             raise _WithoutArtifact("a graph that has no artifact")
-        found.append(msgspec.structs.replace(noted[1], name=name))
+        tensors = [live.number(each) for each in noted[2]]
+        found.append(msgspec.structs.replace(noted[1], name=name, tensors=tensors))
         return name
 
     for name in sorted(name for name in graph.installed_globals if name.startswith(bytecode.GRAPH)):
@@ -226,7 +238,8 @@ def _graphs(
     return found, splits
 
 
-def _globals(graph: Any, scope: Mapping[str, Any], traced: Sequence[CodeReference]) -> list[GlobalRecord]:
+def _globals(graph: Any, call: Mapping[str, Any], traced: Sequence[CodeReference]) -> list[GlobalRecord]:
+    scope = call["globals"]
     found = [GlobalRecord(alias, module) for alias, module in sorted(graph.import_sources.items())]
     for name in sorted(graph.installed_globals):
         value: Any = scope.get(name)
@@ -236,6 +249,8 @@ def _globals(graph: Any, scope: Mapping[str, Any], traced: Sequence[CodeReferenc
             continue
         if isinstance(value, types.ModuleType):
             found.append(GlobalRecord(name, value.__name__))
+        elif name.startswith(bytecode.OPTIMIZER) and value() is call["locals"]["self"]:
+            found.append(GlobalRecord(name))
         elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(bytecode.RESUME):
             found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
         elif (function := getattr(value, "__name__", "")) and vars(builtins).get(function) is value:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,7 +19,7 @@ from ....artifact.programs.records import CodeReference, FrameProgram, NotPortab
 from ...distributed import split_graphs
 from .. import guard_building
 from . import bytecode, generated_code, guards, operators, shapes
-from .questions import asked
+from .questions import asked, optimizers
 from .sources import read
 
 
@@ -25,16 +28,18 @@ def from_records(
     graph: Callable[[ProgramGraph], Callable[..., Any] | str],
     call: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
+    uses: bool,
 ) -> tuple[Any, FrameProgram | None, str]:
     """What convert_frame._compile returns after tracing, the record it is of, and ''; or None, None and why the last of
     the records does not fit ('': there is none). call: the arguments of `_compile`, by name. timed:
-    frames.Programs.timed. Raises whatever `variants` raises."""
+    frames.Programs.timed. uses: the frame begins so; else it is traced. Raises whatever `variants` raises."""
     reason = ""
     if _at_limit(call):
         return None, None, ""
     live = guards.Frame(call["locals"], call["globals"])
     checked: set[str] = set()
-    with digests.snapshot():
+    with digests.snapshot(), contextlib.ExitStack() as undo:
+        begun = functools.cache(lambda: optimizers.Step(call).begun(undo))
         for variant in variants:
             try:
                 with digests.meeting() as met:
@@ -44,7 +49,10 @@ def from_records(
                             operators.check_new(variant.kernels)
                             checked.add(variant.kernels)
                         _check(_changed(variant.traced))
-                    return _from_record(variant, graph, live, call, timed, met), variant, ""
+                    made = _from_record(variant, graph, live, call, timed, met, begun)
+                if uses:
+                    undo.pop_all()
+                return made, variant, ""
             except (NotPortable, _Differs) as error:
                 reason = str(error)
             except Exception as error:  # a module that is not imported here, a record that is damaged
@@ -73,12 +81,18 @@ def _from_record(
     call: Mapping[str, Any],
     timed: Callable[[Any], AbstractContextManager[None]],
     met: digests.Met,
+    begun: Callable[[], optimizers.Step],
 ) -> Any:
     """Raises _Differs, and other errors for what cannot be looked at."""
-    scope = _Globals(variant, call["globals"])
+    scope = _Globals(variant, call)
     try:
         with timed("guards"):
             sources = read(variant.sources, scope.renamed)
+            own: Sequence[torch.Tensor] = ()
+            if variant.optimizer:
+                if (step := begun()).described() != variant.optimizer:
+                    raise _Differs("the optimizer is not what was traced")
+                own, live.numbers = step.tensors, step.numbers
             _check(guards.differing([*variant.guards, *variant.compared], sources, live))
             _check(_sizes(variant, sources, live))
             _check(shapes.differing(variant.shapes, sources, live))
@@ -86,7 +100,9 @@ def _from_record(
             codes = _codes(variant, call["globals"])
             _check(_registered(variant, met))
         with generated_code.known(variant.code):
-            callables: dict[str, Any] = {each.name: graph(each) for each in variant.graphs}
+            callables: dict[str, Any] = {
+                each.name: _holding(graph(each), [own[at] for at in each.tensors]) for each in variant.graphs
+            }
         _check(next((each for each in callables.values() if isinstance(each, str)), None))
         for split in variant.splits:
             callables[split.name] = split_graphs.build(split, callables)
@@ -96,14 +112,21 @@ def _from_record(
         scope.close()
 
 
+def _holding(graph: Callable[..., Any] | str, tensors: Sequence[torch.Tensor]) -> Callable[..., Any] | str:
+    """The graph with the tensors that it holds (CapturedGraph.bind)."""
+    if isinstance(graph, str) or not tensors:
+        return graph
+    return lambda *args: graph(*args, *tensors)
+
+
 class _Globals:
     """The global variables of a record, in a frame's module under names of this process, until `close`."""
 
-    def __init__(self, variant: FrameProgram, scope: dict[str, Any]) -> None:
+    def __init__(self, variant: FrameProgram, call: Mapping[str, Any]) -> None:
         """Raises LookupError for a module that is not imported, or an alias that is another variable."""
         from torch._dynamo.bytecode_transformation import unique_id
 
-        self.scope = scope
+        self.scope = scope = call["globals"]
         self.renamed = {name: unique_id(bytecode.GRAPH, with_uuid=True) for name in _called(variant)}
         self._hooks: list[Any] = []
         self._keeps = False
@@ -118,6 +141,8 @@ class _Globals:
                     self.add(each.name, bytecode.global_of(each.module, each.function))
                 elif each.module:
                     self.add(each.name, sys.modules[each.module])
+                elif not each.code:
+                    self.add(each.name, weakref.ref(call["locals"]["self"]))
         if variant.builtins:
             self.renamed[variant.builtins] = unique_id(bytecode.BUILTINS)
             found = scope["__builtins__"]

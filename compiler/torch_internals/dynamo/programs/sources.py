@@ -18,9 +18,9 @@ KINDS = frozenset(
         AttrSource CallFunctionNoArgsSource CallMethodItemSource CellContentsSource ClosureSource
         CodeSource ConstDictKeySource ConvertIntSource DefaultsSource DictGetItemSource
         DictSubclassGetItemSource FSDPNNModuleSource FloatTensorSource GenericAttrSource GetItemSource
-        GlobalSource GlobalStateSource GradSource ImportSource ListGetItemSource LocalSource NNModuleSource
-        NamedTupleFieldsSource NumpyTensorSource OptimizerSource ParamBufferSource ShapeEnvSource SkipGuardSource
-        TensorPropertySource TupleIteratorGetItemSource TypeDictSource TypeMROSource TypeSource
+        GlobalSource GlobalStateSource GlobalWeakRefSource GradSource ImportSource ListGetItemSource LocalSource
+        NNModuleSource NamedTupleFieldsSource NumpyTensorSource OptimizerSource ParamBufferSource ShapeEnvSource
+        SkipGuardSource TensorPropertySource TupleIteratorGetItemSource TypeDictSource TypeMROSource TypeSource
         UnspecializedBuiltinNNModuleSource UnspecializedNNModuleSource UnspecializedParamBufferSource
         """
     )
@@ -83,7 +83,7 @@ def read(records: Sequence[SourceRecord], renamed: Mapping[str, str]) -> list[An
             arguments[field] = found[position]
         for field, value in record.values.items():
             arguments[field] = _value(record.kind, field, value)
-            if record.kind == "GlobalSource":
+            if field == "global_name":
                 arguments[field] = renamed.get(arguments[field], arguments[field])
         if set(arguments) != set(_fields(kind)):
             raise ValueError(f"a {record.kind} has the fields {', '.join(_fields(kind))}")

@@ -218,6 +218,8 @@ def _described(value: Any, depth: int) -> Any:
             return ["member", _described(value.__objclass__, depth - 1), value.__name__]
         case types.MethodWrapperType():
             return ["member", _described(type(value.__self__), depth - 1), value.__name__]
+        case torch.optim.Optimizer() if type(value).__module__.startswith("torch.optim."):
+            return [type_of(value), attributes(value)]
         case re.Pattern():
             return [type_of(value), _described(value.pattern, depth - 1), value.flags]
         case torch.autocast():
