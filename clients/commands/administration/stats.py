@@ -47,7 +47,7 @@ def _rows(columns: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _hit_rate(counters: dict[str, Any]) -> str:
-    """Of the requests that were answered with an artifact or had one compiled."""
+    """Hits as a share of the requests that were served."""
     asked = counters["hits"] + counters["misses"] + counters["coalesced"]
     return f"{counters['hits'] / asked:.1%}" if asked else "-"
 

@@ -41,7 +41,7 @@ def _text(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return bytes_of(value)
     if name == "programs":
-        return {"own": "1", "off": "0"}.get(value, value)
+        return {"own": "1", "off": "0"}.get(value, str(value))
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):

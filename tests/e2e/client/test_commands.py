@@ -103,7 +103,9 @@ def test_a_token_says_what_it_allows(service: PrivateService) -> None:
     command = [sys.executable, "-m", "torchrelay.clients.cli", "whoami"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    rows = {line.split()[0]: line.split(None, 1)[1].strip() for line in done.stdout.splitlines() if line.strip()}
+    rows = {
+        line.split()[0]: line.split(None, 1)[1].strip() for line in done.stdout.splitlines() if line.strip()
+    }
     assert rows["token"].startswith("ada, ") and rows["token"].endswith("(TORCHRELAY_TOKEN)")
     assert rows["may"] == "tune, programs"
     assert rows["namespace"] == "default"
