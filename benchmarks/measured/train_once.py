@@ -64,6 +64,9 @@ def main() -> None:
         step = torchrelay.compile(workload.model, mode=mode, options=options)
     elif args.backend != "none":
         step = torch.compile(workload.model, backend=args.backend, mode=mode)
+    if workload.compiles_update and args.backend != "none":
+        update = torch.compile(workload.optimizer.step, backend=args.backend, mode=mode, options=options)
+        object.__setattr__(workload, "update", update)
     losses = [workload.step(step)]
     wait_for(device)
     first_step = time.perf_counter() - began

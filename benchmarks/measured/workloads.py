@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,21 +13,25 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Workload:
-    """A model in training mode with one batch; `loss(callable)` runs forward on the (compiled) callable."""
+    """A model in training mode with one batch; `loss(callable)` runs forward on the (compiled) callable.
+    compiles_update: whether the optimizer's step is compiled too; then `update` is set to the compiled one."""
 
     model: nn.Module
     loss: Callable[[Callable[..., Any]], Tensor]
+    compiles_update: bool = False
     optimizer: torch.optim.Optimizer = field(init=False)
+    update: Callable[[], Any] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", torch.optim.AdamW(self.model.parameters(), lr=1e-4))
+        object.__setattr__(self, "update", self.optimizer.step)
 
     def step(self, callable_: Callable[..., Any]) -> Tensor:
         """Forward, backward, optimizer; returns the loss, still on the device."""
         loss = self.loss(callable_)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimizer.step()
+        self.update()
         return loss.detach()
 
 
@@ -43,6 +47,10 @@ def _gpt2(device: torch.device, *, batch: int, length: int, **shape: int) -> Wor
 def _gpt2_narrow(device: torch.device, layers: int) -> Workload:
     shape = {"n_embd": 256, "n_head": 4, "vocab_size": 8192, "n_positions": 256}
     return _gpt2(device, batch=4, length=128, n_layer=layers, **shape)
+
+
+def _gpt2_with_optimizer(device: torch.device) -> Workload:
+    return replace(_gpt2_narrow(device, 12), compiles_update=True)
 
 
 def _gpt2_base(device: torch.device) -> Workload:
@@ -76,6 +84,7 @@ def _resnet50(device: torch.device) -> Workload:
 
 WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     **{f"gpt2-{layers}x256": functools.partial(_gpt2_narrow, layers=layers) for layers in (4, 12, 24, 48)},
+    "gpt2-12x256-adamw": _gpt2_with_optimizer,
     "gpt2-12x768": _gpt2_base,
     "llama-16x1024": _llama,
     "resnet50": _resnet50,
