@@ -13,8 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch._functorch.vmap import _get_name as vmap_name
-
 from .....artifact.programs import digests
 from .asked import Asked, Call, Unnamed
 from .hooks import Hooks, owners
@@ -220,7 +218,9 @@ def _text(function: Any, arguments: Sequence[Any], answer: Any) -> Asked | None:
 
 def _is_for_error(tx: Any) -> bool:
     """Whether the text is that of what vmap maps, which is in messages of its errors alone."""
-    while tx is not None and tx.f_code is not vmap_name.__code__:
+    from torch._functorch.vmap import _get_name
+
+    while tx is not None and tx.f_code is not _get_name.__code__:
         tx = getattr(tx, "parent", None)
     return tx is not None
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._dynamo.decorators import mark_static_address
 from torch.utils import _pytree
 
 from .....artifact.programs import digests
@@ -44,6 +43,7 @@ class Step:
     def begun(self, undo: contextlib.ExitStack) -> Step:
         """Do what tracing does to groups (OptimizerVariable.var_getattr, _set_capturable) and to the state of their
         parameters (OptimizerVariable.call_method)."""
+        from torch._dynamo.decorators import mark_static_address
         from torch._dynamo.variables.optimizer import OptimizerVariable
 
         groups, state = self._optimizer.param_groups, self._optimizer.state
