@@ -23,7 +23,7 @@ from torch import Tensor
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.artifacts.source import ArtifactRequest, LoadedArtifact
-from torchrelay.compiler.artifact.programs.records import FrameProgram
+from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph
 from torchrelay.compiler.errors import RelayError
 from torchrelay.compiler.graph.capture import capture
 from torchrelay.compiler.graph.decode import decode_graph
@@ -94,12 +94,14 @@ def uncompiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
     except RelayError as error:
         programs.reasons.append(("a graph", str(error)))
         return gm.forward
-    if not captured.is_plain:
+    if (
+        captured.hoisted or captured.edges or captured.floats
+    ):  # then the request alone does not say how it is called
         return gm.forward
     request = captured.request
     canonical = codec.encode_request(request)
     compiled = graph_of(request)
-    recording.note_graph(compiled, key.key_of(request, canonical), canonical)
+    recording.note_graph(compiled, ProgramGraph("", key.key_of(request, canonical), canonical))
     return compiled
 
 
