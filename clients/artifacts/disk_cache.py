@@ -106,11 +106,11 @@ class DiskCache:
 
     def clear(self) -> None:
         """Remove all artifacts and programs. Raises OSError: for another user's folder, or a disk that is read-only."""
-        for folder in filter(Path.exists, (self._root, self._programs)):
-            with own_folder(folder):
-                for file in self.files():
-                    if file.path.is_relative_to(folder):
-                        file.path.unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            for folder in filter(Path.exists, (self._root, self._programs)):
+                stack.enter_context(own_folder(folder))
+            for file in self.files():
+                file.path.unlink(missing_ok=True)
 
     def trim(self) -> None:
         """Remove the least recently used entries until nine tenths of the limit hold; skipped while another

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ....compiler.errors import SettingsError
+from ....compiler.errors import SettingsError, Unavailable
 from ...artifacts.disk_cache import DiskCache
 from ...reports.html_page import bytes_of
 from ...settings import load_settings
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="List and remove what this machine 
 def list_files(json: Json = False) -> None:
     """List artifacts and programs, the last used first, and how much of the limit they take."""
     settings = load_settings()
-    files = _cache().files()
+    files = DiskCache(settings.cache_dir, settings.disk_cache_bytes).files()
     if json:
         output.print_json(
             [
@@ -58,7 +58,8 @@ def remove(
     """Remove an artifact, or everything; the next run fetches what it needs, and traces once more."""
     if bool(key) == everything:
         raise SettingsError("say what to remove", hint="`torchrelay cache local rm KEY`, or --all")
-    cache = _cache()
+    settings = load_settings()
+    cache = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
     before = cache.files()
     if key:
         found = [f.path.name for f in before if not f.is_program and f.path.name.startswith(key)]
@@ -72,11 +73,8 @@ def remove(
         try:
             cache.clear()
         except OSError as error:
-            raise SettingsError(f"the cache cannot be removed: {error}") from None
+            raise Unavailable(f"the cache cannot be removed: {error}") from None
     freed = sum(file.bytes for file in before) - sum(file.bytes for file in cache.files())
+    if before and not freed:
+        raise Unavailable(f"nothing could be removed from {settings.cache_dir}")
     print(f"removed {bytes_of(freed)}")
-
-
-def _cache() -> DiskCache:
-    settings = load_settings()
-    return DiskCache(settings.cache_dir, settings.disk_cache_bytes)
