@@ -39,7 +39,7 @@ def main() -> int:
     args = parse_arguments()
     args.phase = args.phase or ",".join(PHASES if args.device == "cpu" else PHASES[1:])
     clean = args.page or measure(args)
-    zoo_page.write(args.recorded, ROOT / "docs" if args.recorded == RECORDED else args.recorded)
+    zoo_page.write(args.recorded, ROOT / "docs" if args.recorded.resolve() == RECORDED else args.recorded)
     return 1 if args.check and not clean else 0
 
 

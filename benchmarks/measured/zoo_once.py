@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,7 @@ def relay_record() -> dict[str, Any]:
     report: dict[str, Any] = msgspec.to_builtins(torchrelay.report())
     keys = {graph["key"] for graph in report["graphs"]}
     unverified: list[str] = []
+    compiled: Counter[str] = Counter()
     size = 0
     artifacts = Path(os.environ["XDG_CACHE_HOME"]) / "torchrelay" / "artifacts"
     for path in artifacts.glob("*/*"):
@@ -275,6 +277,7 @@ def relay_record() -> dict[str, Any]:
             manifest = container.read_manifest(data)
             if manifest.key in keys:
                 size += len(data)
+                compiled.update(dict(manifest.stages))
                 if manifest.verification.status != "passed":
                     unverified.append(manifest.verification.reason)
     return {
@@ -288,6 +291,7 @@ def relay_record() -> dict[str, Any]:
         "programs": report["programs"],
         "traced": [f"{each['function']}: {each['reason']}" for each in report["traced"]],
         "stages": {name: round(seconds, 3) for name, seconds in report["seconds"].items() if seconds},
+        "compile": {name: round(seconds, 3) for name, seconds in compiled.items()},
     }
 
 

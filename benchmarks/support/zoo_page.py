@@ -168,6 +168,13 @@ def totals(rows: Sequence[Row]) -> list[str]:
     to_inductor = [(ratio, row.name) for row in built if (ratio := row.value("time", "all", "to_inductor"))]
     if to_inductor:
         lines.append("Slowest beside Inductor: {:.3f} ({}).".format(*max(to_inductor)))
+    stages = [each for row in built if (each := row.value("fill", "torchrelay", "compile"))]
+    if stages:
+        shares = [each.get("verify", 0.0) / sum(each.values()) for each in stages]
+        lines.append(
+            f"Verification: {statistics.median(shares):.0%} of a compile (median of {len(shares)}), "
+            f"at most {max(shares):.0%}."
+        )
     for over, under in (("mega-cache", "hit"), ("mega-cache", "programs")):
         steps = [(row.first_step("first-step", over), row.first_step("first-step", under)) for row in built]
         ratios = [top / bottom for top, bottom in steps if top is not None and bottom is not None]
