@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
-from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.process.own_files import own_folder, trim
 from ..atomic_file import locked, write_atomically
 
-_HEX = frozenset("0123456789abcdef")
+_KEY = re.compile("[0-9a-f]{8,}")
 _TEMPORARY = ".tmp-"
 
 
@@ -48,8 +48,7 @@ class DiskCache:
         self._programs = folder / "programs"
         self._limit = limit_bytes
         self._trim_every = trim_every
-        self._lock = ForkSafeLock()
-        self._puts = 0
+        self._puts = count()
 
     def get(self, key: str) -> bytes | None:
         """The artifact's bytes, or None. Marks it as used now. Raises ValueError unless `key` is hex."""
@@ -75,10 +74,7 @@ class DiskCache:
         """Keep `data`; False when the disk would not take it. Raises ValueError unless `key` is hex."""
         name = _name(key)
         stored = len(data) <= self._limit and self._write(name, data)
-        with self._lock:
-            due = self._puts % self._trim_every == 0
-            self._puts += 1
-        if due:
+        if next(self._puts) % self._trim_every == 0:
             self.trim()
         return stored
 
@@ -98,10 +94,10 @@ class DiskCache:
             for path in folder.glob(pattern):
                 with contextlib.suppress(OSError):
                     status = path.lstat()
-                    if stat.S_ISREG(status.st_mode) and not path.name.startswith("."):
-                        found.append(
-                            CachedFile(path, status.st_size, status.st_mtime, folder is self._programs)
-                        )
+                    program = folder is self._programs
+                    named = not path.name.startswith(".") if program else _KEY.fullmatch(path.name)
+                    if named and stat.S_ISREG(status.st_mode):
+                        found.append(CachedFile(path, status.st_size, status.st_mtime, program))
         return sorted(found, key=lambda file: file.used, reverse=True)
 
     def clear(self) -> None:
@@ -149,6 +145,6 @@ class DiskCache:
 
 
 def _name(key: str) -> str:
-    if len(key) < 8 or not _HEX.issuperset(key):
+    if not _KEY.fullmatch(key):
         raise ValueError(f"not a cache key: {key[:80]!r}")
     return f"{key[:2]}/{key}"

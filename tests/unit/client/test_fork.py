@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from forked import child_finds
-from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.load import collector
 from torchrelay.clients.artifacts.verification import TrustStore
 from torchrelay.clients.gateway.connection import Connection, Deadline
@@ -48,11 +47,6 @@ def counts() -> tuple[object, Callable[[], bool]]:
     return report, use
 
 
-def caches(folder: Path) -> tuple[object, Callable[[], bool]]:
-    cache = DiskCache(folder, 1 << 20)
-    return cache, lambda: cache.put("ab" * 32, b"data") and cache.get("ab" * 32) == b"data"
-
-
 def trusts(folder: Path) -> tuple[object, Callable[[], bool]]:
     store = TrustStore(ClientSettings(cache_dir=folder, state_dir=folder))
     return store, lambda: store.trust().keys == {}
@@ -69,11 +63,10 @@ def connects(folder: Path) -> tuple[object, Callable[[], bool]]:
     return connection, use
 
 
-@pytest.mark.parametrize("part", ["report", "disk", "trust", "connection"])
+@pytest.mark.parametrize("part", ["report", "trust", "connection"])
 def test_what_another_thread_was_using_can_be_used_in_the_child(tmp_path: Path, part: str) -> None:
     made = {
         "report": counts,
-        "disk": lambda: caches(tmp_path),
         "trust": lambda: trusts(tmp_path),
         "connection": lambda: connects(tmp_path),
     }
