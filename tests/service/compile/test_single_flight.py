@@ -139,7 +139,7 @@ def test_a_gateway_that_stops_hands_its_compiles_over_at_once(start_gateway: Sta
 
 
 def test_a_stream_can_be_resumed_at_another_gateway(start_gateway: StartGateway) -> None:
-    one, two = start_gateway(ArtifactPool(seconds=1)), start_gateway()
+    one, two = start_gateway(ArtifactPool(seconds=1), lease_seconds=30), start_gateway(lease_seconds=30)
     with one.http() as first, two.http() as second:
         name = post(first, graph()).json()["key"]
         stream = follow(first, name)
