@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ def compile_all(requests: list[schema.GraphRequest], checked: bool) -> dict[str,
 
 
 def in_a_process(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, args, named)
+    # Not of multiprocessing.Pool: its processes may have no children, and Inductor compiles Triton kernels in some.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args, **named).result()
 
 
 def main() -> None:
