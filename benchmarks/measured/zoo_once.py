@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import json
 import os
 import random
@@ -168,6 +169,7 @@ def accuracy(trained: Trained, model: ZooModel) -> dict[str, Any]:
         reference_error = told(error)
     else:
         reference_error = ""
+    leave_room()
     told_of: list[str] = []
 
     def log(text: str, *values: Any, **_: Any) -> None:
@@ -187,6 +189,7 @@ def accuracy(trained: Trained, model: ZooModel) -> dict[str, Any]:
     if not agrees(*results):
         return {**record, "status": "eager_two_runs_differ", "error": told_of[-1] if told_of else ""}
     del results[1]
+    leave_room()
     ways = ["torchrelay"]
     for way in ways:
         try:
@@ -201,6 +204,13 @@ def accuracy(trained: Trained, model: ZooModel) -> dict[str, Any]:
             ways.append("inductor")  # is it PyTorch's, or ours?
             torch._dynamo.reset()
     return {**record, "status": record["torchrelay"]}
+
+
+def leave_room() -> None:
+    """For the others on this GPU, and for the worker, while this process waits for a compile."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 class Float64(Trained):
@@ -305,8 +315,11 @@ def is_oom(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
-def told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]
+def told(error: BaseException) -> str:
+    """With its causes: of a model whose module cannot be imported, why."""
+    said = f"{type(error).__name__}: {error}"[:2000]
+    cause = error.__cause__
+    return said if cause is None else f"{said}\nfrom {told(cause)}"
 
 
 if __name__ == "__main__":

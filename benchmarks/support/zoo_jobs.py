@@ -81,17 +81,18 @@ class Zoo:
 
     def run(self, phase: str) -> None:
         jobs = [job for name in self._models for job in self._jobs(phase, name) if self._is_wanted(job)]
-        if phase in ("fill", "programs", "accuracy"):
-            with ThreadPoolExecutor(self._plan.parallel) as pool:
+        at_once = self._plan.parallel if phase in ("fill", "programs", "accuracy") else 1
+        while jobs:
+            with ThreadPoolExecutor(at_once) as pool:
                 try:
-                    ended = list(pool.map(self._run_job, jobs))
+                    had_room = list(pool.map(self._run_job, jobs))
                 except BaseException:  # Ctrl-C, SIGTERM: end what runs, begin nothing
                     self._stopped.set()
                     raise
-            full = [job for job, status in zip(jobs, ended, strict=True) if status == "OOM"]
-            jobs = full if self._plan.parallel > 1 else []  # together they had too little memory
-        for job in jobs:
-            self._run_job(job)
+            if at_once == 1:
+                break
+            jobs = [job for job, had in zip(jobs, had_room, strict=True) if not had]
+            at_once = max(1, at_once // 3)  # together they had too little memory
 
     def _jobs(self, phase: str, name: str) -> list[Job]:
         mega = str(self._folder(name) / f"mega-cache-{self._plan.precision}.bin")
@@ -146,12 +147,12 @@ class Zoo:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _run_job(self, job: Job) -> str:
-        """Its status; `unfinished` when the time is over, and then nothing is recorded."""
+    def _run_job(self, job: Job) -> bool:
+        """Whether there was room for it on the GPU. When the time is over, nothing is recorded."""
         plan = self._plan
         left = self._ends - time.monotonic()
         if left <= 0 or self._stopped.is_set():
-            return "unfinished"
+            return True
         began = time.monotonic()
         model = self._models[job.model]
         if model.missing:
@@ -162,7 +163,7 @@ class Zoo:
             outcome = self._child(job, min(plan.timeout, left))
         over = time.monotonic() >= self._ends or self._stopped.is_set()
         if outcome["status"] == "timeout" and over:
-            return "unfinished"
+            return True
         about = {
             "model": job.model,
             "phase": job.phase,
@@ -176,7 +177,7 @@ class Zoo:
         print(
             f"[{time.strftime('%H:%M:%S')}] {job.phase} {job.way} {job.model}: {summary(outcome)}", flush=True
         )
-        return str(outcome["status"])
+        return not had_no_room(outcome)
 
     def _child(self, job: Job, timeout: float) -> dict[str, Any]:
         plan = self._plan
@@ -303,6 +304,16 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def had_no_room(outcome: dict[str, Any]) -> bool:
+    """Whether a model, or the worker that compiled for it, found a GPU full."""
+    said = [outcome.get("error", ""), outcome.get("float64", ""), *outcome.get("unverified", ())]
+    said += map(str, outcome.get("reasons", ()))
+    return any(words in text for text in said for words in _NO_ROOM)
+
+
+_NO_ROOM = ("out of memory", "has no room", "too little memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
 def summary(outcome: dict[str, Any]) -> str:
     parts = [outcome["status"]]
     if "functions" in outcome:
@@ -316,5 +327,5 @@ def summary(outcome: dict[str, Any]) -> str:
     parts += [f"{reason} {count}" for reason, count in outcome.get("fallbacks", {}).items()]
     parts += [f"unverified: {reason}" for reason in outcome.get("unverified", ())]
     if outcome.get("error"):
-        parts.append(outcome["error"].splitlines()[-1][:200])
+        parts.append(outcome["error"].splitlines()[0][:200])
     return ", ".join(parts)

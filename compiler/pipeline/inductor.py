@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -114,10 +114,7 @@ def failure(error: Exception) -> RelayError:
         if backend_interface.asks_for_data(cause):
             return DataDependent(f"{type(error).__name__}: {error}")
         if devices.is_out_of_memory(cause):
-            return CompileKilled(
-                f"the worker's GPU has no room: {complaint(str(cause))}",
-                hint="Other programs use it too. Try again, or give the worker a GPU of its own",
-            )
+            return gpu_is_full(cause)
         if (output := cpp.cpp_compiler_output(cause)) is not None:
             if refuses_source(output):
                 return CompileFailed(f"{type(cause).__name__}: {complaint(output)}")
@@ -127,6 +124,24 @@ def failure(error: Exception) -> RelayError:
             )
         cause = cause.__cause__ or cause.__context__
     return CompileFailed(f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def full_gpu_is_no_failure() -> Iterator[None]:
+    """Raises CompileKilled where a GPU has no room inside the block, whatever wanted some: a CUDA context, inputs."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        raise gpu_is_full(error) from error
+
+
+def gpu_is_full(error: BaseException) -> CompileKilled:
+    return CompileKilled(
+        f"the worker's GPU has no room: {complaint(str(error))}",
+        hint="Other programs use it too. Try again, or give the worker a GPU of its own",
+    )
 
 
 def guards_of(rebuilt: RebuiltGraph, known: Collection[str]) -> list[str]:

@@ -53,7 +53,11 @@ def lower_request(
     clock = StageClock(progress)
     clock.enter("aot", "")
     threads = threads or len(os.sched_getaffinity(0))
-    with patching.cache_folders(workdir), compile_workers.compile_workers(request.target.kind, threads):
+    with (
+        inductor.full_gpu_is_no_failure(),
+        patching.cache_folders(workdir),
+        compile_workers.compile_workers(request.target.kind, threads),
+    ):
         data = msgspec.msgpack.encode(_Lowerer(request, workdir, threads, clock).run())
     clock.enter("publish", "")
     manifest = artifact_manifest.Manifest(

@@ -81,6 +81,7 @@ def compile_request(
     benchmarks = counters.benchmarks_run()
     threads = threads or len(os.sched_getaffinity(0))
     with (
+        inductor.full_gpu_is_no_failure(),
         patching.cache_folders(workdir),
         triton_cache.sharing_binaries(kernels),
         triton_caches.without_autotune_cache(),  # before Triton's compilers start
@@ -126,9 +127,9 @@ def compile_request(
             exercise()
         with triton.descending_together() as descents:
             with turn:
-                clock.enter("verify", "")
+                clock.enter("verify", "the first run measures kernels" if triton.undecided() else "")
                 try:
-                    verification = _verified(request, compiled, clock)
+                    verification = _verified(request, compiled, triton, clock)
                 except VerifyFailed as error:
                     if not compiled.layers:
                         raise
@@ -136,7 +137,7 @@ def compile_request(
                     clock.enter("aot", "layer by layer")
                     compiled = _compiled(request, own_kernels, search, threads, clock, False)
                     clock.enter("verify", "")
-                    verification = _verified(request, compiled, clock)
+                    verification = _verified(request, compiled, triton, clock)
                 if triton.undecided() and verification.status == "skipped":
                     exercise()
                 descended = descents is not None and descents.waiting
@@ -146,7 +147,7 @@ def compile_request(
         if descended:  # the kernels are not the ones that were verified
             with turn:
                 clock.enter("verify", "")
-                verification = _verified(request, compiled, clock)
+                verification = _verified(request, compiled, triton, clock)
                 clock.enter("autotune", "")
         clock.enter("publish", "")
         bundle, measured = triton_kernels.fix_winners(compiled.bundle, triton)
@@ -194,19 +195,22 @@ def _needs(request: schema.GraphRequest, libraries: Iterable[bytes]) -> dict[str
 def _verified(
     request: schema.GraphRequest,
     compiled: inductor.CompiledGraph,
+    triton: triton_kernels.TritonKernels,
     clock: in_compile.StageClock,
 ) -> artifact_manifest.Verification:
-    """Verify. Time spent waiting for the C++ compiler counts for the inductor stage."""
-    before = compiled.building.waited
+    """Verify. Time spent waiting for the C++ compiler counts for the inductor stage, and what the first run measures of
+    a GPU's kernels for autotune."""
+    before, measured = compiled.building.waited, triton.measuring
     found = verify.verify(
         request,
         compiled.run,
         runnable=why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
         halves=compiled.halves,
     )
-    waited = compiled.building.waited - before
+    waited, measured = compiled.building.waited - before, triton.measuring - measured
     clock.move(waited, "verify", "inductor")
-    return msgspec.structs.replace(found, seconds=found.seconds - waited)
+    clock.move(measured, "verify", "autotune")
+    return msgspec.structs.replace(found, seconds=found.seconds - waited - measured)
 
 
 def _compiled(

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 from captured_requests import eager_of, request_of
 from torch import nn
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, VerifyFailed
-from torchrelay.compiler.pipeline import inductor
+from torchrelay.compiler.pipeline import inductor, lowered, pipeline, rebuilt_graph
+from torchrelay.compiler.pipeline.verification import verify as verify_module
 from torchrelay.compiler.pipeline.verification.verify import verify
 from torchrelay.compiler.request import codec, schema
 
@@ -348,3 +350,34 @@ def test_a_gpu_without_room_is_no_fault_of_the_graph() -> None:
         assert isinstance(inductor.failure(error), CompileKilled)
         assert verify(request, Mock(side_effect=error)).reason.startswith("the GPU has too little memory")
     assert isinstance(inductor.failure(RuntimeError("out of memory bounds")), CompileFailed)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), RuntimeError("CUDA error: out of memory")]
+)
+def test_a_gpu_that_is_full_while_a_graph_is_rebuilt_or_verified_is_no_fault_of_the_graph(
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nobody is told that the graph cannot be compiled: a CompileFailed would be remembered."""
+    request = request_of(lambda x: x.sin(), torch.randn(4, 8))
+
+    def compiled(request: Any) -> None:
+        pipeline.compile_request(
+            request, key="k", worker="w", workdir=tmp_path, progress=lambda stage, detail: None
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verify_module, "_example_sizes", Mock(side_effect=error))
+        with pytest.raises(CompileKilled, match="GPU has no room"):
+            compiled(request)
+    monkeypatch.setattr(rebuilt_graph, "rebuild", Mock(side_effect=error))
+    with pytest.raises(CompileKilled, match="GPU has no room"):
+        compiled(request)
+    with pytest.raises(CompileKilled, match="GPU has no room"):
+        lowered.lower_request(
+            msgspec.structs.replace(request, levels=["core_aten"]),
+            key="k",
+            worker="w",
+            workdir=tmp_path,
+            progress=lambda stage, detail: None,
+        )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +35,39 @@ def test_each_name_of_a_suite_has_an_entry(suite: str, registry: Any) -> None:
     models = registry.models((suite,))
     assert len(models) == COUNTS[suite]
     assert all((model.build is None) == bool(model.missing) for model in models.values())
+
+
+def test_models_for_which_a_gpu_had_no_room_run_again_with_fewer_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from support import zoo_jobs, zoo_records
+
+    alone = threading.Lock()
+    ran: list[str] = []
+
+    class Small(zoo_jobs.Zoo):
+        def _child(self, job: Any, timeout: float) -> dict[str, Any]:
+            ran.append(job.model)
+            if ran.count(job.model) == 1 and job.model != "m/0":
+                return {"status": "model_fail_to_load", "error": FULL}
+            assert alone.acquire(blocking=False)
+            time.sleep(0.02)
+            alone.release()
+            return {"status": "pass"}
+
+    plan = dict.fromkeys(field.name for field in dataclasses.fields(zoo_jobs.Plan))
+    values = {"parallel": 4, "minutes": 1.0, "timeout": 60.0, "precision": "amp", "ways": ("torchrelay",)}
+    models = {f"m/{number}": SimpleNamespace(missing="") for number in range(4)}
+    records = zoo_records.Records(tmp_path / "records.jsonl")
+    zoo = Small(zoo_jobs.Plan(**plan | values), models, records, tmp_path, None)
+    zoo.run("fill")
+    found = [records.get(name, "fill", "torchrelay", "amp")["status"] for name in models]
+    assert found == ["pass"] * 4
+    assert sorted(ran) == sorted([*models, *models][1:])
+
+
+FULL = "ModuleNotFoundError: no module\nfrom AcceleratorError: CUDA error: out of memory"
 
 
 @pytest.mark.slow
