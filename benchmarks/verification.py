@@ -6,7 +6,7 @@
 Each compile is a process of its own, with empty caches. Prints a line of JSON for each model: median seconds of the
 compiles of all of its graphs, the ratio, by turns, the seconds of the stage `verify`, and those of the runs that it
 makes: `facts` (how inputs are drawn), `eager`, `compiled` (with what is waited for the C++ compiler, and on a GPU with
-what measures kernels, both of which are other stages'), `float64` and `nudged`. The first run of a process on a GPU
+what measures kernels, both of which are other stages'), `float64` and `rounded`. The first run of a process on a GPU
 loads CUDA's libraries, whoever makes it: without verification, it is the run in which kernels are measured."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def timing(seconds: Counter[str]) -> Iterator[None]:
 
     def run_timed(request: Any, function: Any, *args: Any, **named: Any) -> Any:
         eager = isinstance(function, torch.fx.GraphModule)
-        name = "float64" if named.get("exact") else "nudged" if named.get("nudge") else "eager"
+        name = "float64" if named.get("exact") else "rounded" if named.get("rounded") else "eager"
         return timed(name if eager else "compiled", run, request, function, *args, **named)
 
     verify.input_facts = lambda *args: timed("facts", facts, *args)
@@ -134,7 +134,7 @@ def main() -> None:
             for _ in range(chosen.rounds)
         ]
         with_it = [each[0] for each in rounds]
-        parts = ("verify", "facts", "eager", "compiled", "float64", "nudged")
+        parts = ("verify", "facts", "eager", "compiled", "float64", "rounded")
         median = {
             part: round(statistics.median(each.get(part, 0.0) for each in with_it), 2) for part in parts
         }

@@ -3,16 +3,15 @@
 With weights of one standard deviation, whatever their size, a layer of real width multiplies its input by ten or more,
 softmax saturates, and rounding decides the results: right code is refused, and wrong code may pass.
 
-The graph runs with eager, and operators are looked at before they run. A matrix product or convolution scales the
-weight it takes by what it contracts, so that its result has the standard deviation that is wanted. A vector is near one
-where it multiplies and small where it is added. Running variances are positive, and what is multiplied by a very
-large number is a mask of zeros and ones.
+The graph runs with eager, and operators are looked at. The weight that a matrix product or convolution takes is scaled
+so that the result has the standard deviation that is wanted. A vector is near one where it multiplies and small where
+it is added. Running variances are positive, and what is multiplied by a very large number is a mask of zeros and ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -45,6 +44,21 @@ class FloatDraw(Struct, frozen=True):
             memory.copy_(uniform < 0.75)
 
 
+def vary(value: torch.Tensor, draw: torch.Generator) -> None:
+    """Add to an input that numerics.fill has filled what neighbours have in common, as in an image, a sequence or a
+    trained convolution's window: a number for each first and second index, and one for each first and last. Where all
+    are independent, a mean over an image is nearly the same for all of a batch, a batch norm after it divides by next
+    to nothing, and rounding decides what follows. The standard deviation stays as it is."""
+    if value.dim() < 3 or not value.dtype.is_floating_point or memory_of(value) is not value:
+        return
+    first, second, *_, last = value.shape
+    ones = [1] * (value.dim() - 2)
+    wide = value.float()
+    for shape in ((first, second, *ones), (first, *ones, last)):
+        wide.add_(torch.randn(shape, generator=draw, device=value.device), alpha=0.5)
+    value.copy_(wide.div_(math.sqrt(3)))
+
+
 class FloatWatch:
     """Looks at the floats of each operator. Adds to `draws`, by the positions of inputs, and changes these inputs."""
 
@@ -61,6 +75,8 @@ class FloatWatch:
         self._draws = draws
         self._deviation = deviation
         self._decided: set[int] = set()
+        self._to_fit: tuple[tuple[int, ...], torch.Tensor] | None = None
+        """The inputs that the product which runs now has as an operand, and that operand."""
         self._origins: dict[int, _Origin] = {}
         """By a memory's address."""
         for position, value in enumerate(inputs):
@@ -70,9 +86,7 @@ class FloatWatch:
     def before(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Look at an operator that is about to run. Returns whether the graph must run again, with a mask."""
         packet = getattr(operator, "overloadpacket", None)
-        if packet in _PRODUCTS:
-            left, right, contracted = _PRODUCTS[packet](*args, **kwargs)
-            self._fit(left, right, contracted)
+        self._to_fit = self._operand(*args[_PRODUCTS[packet]]) if packet in _PRODUCTS else None
         for place, kind in _VECTORS.get(packet, {}).items():
             if place < len(args):
                 self._draw_vector(args[place], kind)
@@ -83,6 +97,8 @@ class FloatWatch:
     def after(self, operator: Any, args: tuple[Any, ...], results: Any) -> None:
         """Note which results are inputs in another form."""
         packet = getattr(operator, "overloadpacket", None)
+        if self._to_fit is not None:
+            self._fit(*self._to_fit, tensors_in(results)[0])
         given = tensors_in(args)
         origins = [self._origin(value) for value in given]
         known = bool(origins) and all(origins)
@@ -107,36 +123,37 @@ class FloatWatch:
     def _origin(self, value: Any) -> _Origin | None:
         return self._origins.get(address_of(value)) if isinstance(value, torch.Tensor) else None
 
-    def _fit(self, left: Any, right: Any, contracted: int) -> None:
-        """Scale one operand of a product over so many elements."""
+    def _operand(self, left: Any, right: Any) -> tuple[tuple[int, ...], torch.Tensor] | None:
+        """Which operand of a product is to be scaled, and as which inputs; None for neither."""
         whole = [self._whole(left), self._whole(right)]
         if all(whole):
             parameters = [self._parameters.issuperset(positions) for positions in whole]
             whole[0 if parameters[1] or not parameters[0] else 1] = ()
-        for positions, weight, other in ((whole[0], left, right), (whole[1], right, left)):
-            if not positions or self._decided.issuperset(positions):
-                continue
-            sizes = [_deviation(value) for value in (weight, other)]
-            if not all(math.isfinite(size) and size > 1e-9 for size in sizes):
-                continue
-            factor = self._deviation / (math.prod(sizes) * math.sqrt(contracted))
-            shares = {address_of(self._inputs[p]) for p in positions}
-            for position in positions:
-                if position not in self._decided:
-                    self._scale(position, factor)
-            if address_of(weight) not in shares:
-                memory_of(weight).mul_(factor)
+        for positions, weight in zip(whole, (left, right), strict=True):
+            if fresh := tuple(position for position in positions if position not in self._decided):
+                return fresh, weight
+        return None
+
+    def _fit(self, positions: tuple[int, ...], weight: torch.Tensor, result: torch.Tensor) -> None:
+        """Scale an operand, and the product, by the product's size: operands are not independent of each other."""
+        size = _deviation(result)
+        if not math.isfinite(size) or size <= 1e-9:
+            return
+        factor = self._deviation / size
+        result.mul_(factor)
+        shares = {address_of(self._inputs[p]) for p in positions}
+        for position in positions:
+            self._decided.add(position)
+            before = self._draws.get(position, FloatDraw("normal"))
+            self._draws[position] = FloatDraw("normal", before.scale * factor)
+            memory_of(self._inputs[position]).mul_(factor)
+        if address_of(weight) not in shares:
+            memory_of(weight).mul_(factor)
 
     def _whole(self, value: Any) -> tuple[int, ...]:
         """The positions of the inputs that a value is, if it is nothing else and has more than one dimension."""
         origin = self._origin(value)
         return origin.positions if origin and not origin.shifted and value.dim() > 1 else ()
-
-    def _scale(self, position: int, factor: float) -> None:
-        self._decided.add(position)
-        before = self._draws.get(position, FloatDraw("normal"))
-        self._draws[position] = FloatDraw("normal", before.scale * factor)
-        memory_of(self._inputs[position]).mul_(factor)
 
     def _draw_vector(self, value: Any, kind: Kind) -> None:
         origin = self._origin(value)
@@ -198,37 +215,13 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _product(left: Any, right: Any, *rest: Any, **named: Any) -> tuple[Any, Any, int]:
-    return left, right, left.shape[-1]
-
-
-def _sum_and_product(bias: Any, left: Any, right: Any, *rest: Any, **named: Any) -> tuple[Any, Any, int]:
-    return left, right, left.shape[-1]
-
-
-def _convolution(
-    value: Any,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    *rest: Any,
-) -> tuple[Any, Any, int]:
-    window = math.prod(weight.shape[2:])
-    if not transposed:
-        return value, weight, weight.shape[1] * window
-    groups = rest[1]
-    return value, weight, max(1, weight.shape[0] // groups * window // math.prod(stride))
-
-
-_PRODUCTS: dict[Any, Callable[..., tuple[Any, Any, int]]] = {
-    **dict.fromkeys(packets("mm bmm mv dot linear _grouped_mm _scaled_mm _scaled_grouped_mm"), _product),
-    **dict.fromkeys(packets("addmm baddbmm addmv _addmm_activation"), _sum_and_product),
-    **dict.fromkeys(packets("convolution"), _convolution),
+_PRODUCTS = {
+    **dict.fromkeys(
+        packets("mm bmm mv dot linear _grouped_mm _scaled_mm _scaled_grouped_mm convolution"), slice(2)
+    ),
+    **dict.fromkeys(packets("addmm baddbmm addmv _addmm_activation"), slice(1, 3)),
 }
-"""The operands of a product, and over how many elements it sums."""
+"""Where a product has its operands."""
 
 _BATCH_NORMS = (
     "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit "

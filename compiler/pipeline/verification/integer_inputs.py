@@ -41,13 +41,14 @@ _LAST_RUNS = 8
 class InputFacts(Struct, frozen=True):
     """By position, ranges: of integer inputs. floats: how floats are drawn. derived: the values of inputs that depend
     on others. outputs, inputs: positions of results, and of inputs after the call, that contain no rounding,
-    because they are integers and were computed from integers alone."""
+    because they are integers and were computed from integers alone. seed: of the other floats."""
 
     ranges: Mapping[int, Range] = {}
     floats: Mapping[int, FloatDraw] = {}
     derived: Mapping[int, torch.Tensor] = {}
     outputs: frozenset[int] = frozenset()
     inputs: frozenset[int] = frozenset()
+    seed: int = 0
 
 
 class CannotDraw(Exception):

@@ -21,7 +21,8 @@ from ...errors import VerifyFailed
 from ...torch_internals.dynamo import operators
 from ...torch_internals.inductor import compile_fx
 from ...torch_internals.inductor.subgraphs import invoke_subgraph
-from .outcomes import AtenReference, EagerRounding, Precision
+from .outcomes import RUNS, AtenReference, EagerRounding
+from .random_rounding import rounding_at_random
 
 
 class CannotReplay(Exception):
@@ -57,9 +58,9 @@ class _Generators(NamedTuple):
 class Replay:
     """Runs graphs with ATen and compares their values with the compiled graphs'. `graphs`: how many it has run."""
 
-    def __init__(self, compare: Compare, precision: Precision) -> None:
+    def __init__(self, compare: Compare, runs: int = RUNS) -> None:
         self._compare = compare
-        self._precision = precision
+        self._runs = runs
         self.graphs = 0
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
@@ -99,7 +100,7 @@ class Replay:
         names += [f"input {p} after the call" for p in changed]
         scale = max((_magnitude(value) for value in reference.values), default=0.0)
         rounded = reference.rounded + [True] * len(changed)
-        rounding = reference.rounding(self._precision)
+        rounding = reference.rounding(self._runs)
         wrong: list[VerifyFailed] = []
         for position, (name, a, b) in enumerate(zip(names, reference.values, have, strict=True)):
             if position in reference.unwritten:
@@ -126,14 +127,18 @@ class _Reference:
     def run(self) -> None:
         self.values = self._run(self._inputs)
 
-    def rounding(self, precision: Precision) -> EagerRounding:
-        """How exact the values are, by their positions."""
+    def rounding(self, runs: int) -> EagerRounding:
+        """How exact the values are, by their positions. runs: see EagerRounding."""
         return EagerRounding(
             dict(enumerate(self.values)),
-            lambda step: dict(enumerate(self._run([_nudged(x, step) for x in self._inputs]))),
+            self._run_rounded,
             lambda: dict(enumerate(self._run(list(map(_doubled, self._inputs)), exact=True))),
-            precision,
+            runs,
         )
+
+    def _run_rounded(self, run: int) -> dict[Any, Any]:
+        with rounding_at_random(run):
+            return dict(enumerate(self._run(self._inputs)))
 
     def _run(self, inputs: list[Any], *, exact: bool = False) -> list[Any]:
         self._state.put_back()
@@ -141,14 +146,6 @@ class _Reference:
         with torch.no_grad():
             outputs = _listed(_Drawing(self._gm, self._way, exact=exact).run(*mine))
         return outputs + [mine[position] for position in self.changed]
-
-
-def _nudged(value: Any, step: float) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
-        return value
-    signs = torch.ones_like(value)
-    signs.reshape(-1)[::2] = -1
-    return value * (1 + step * signs).to(value.dtype)
 
 
 def _doubled(value: Any) -> Any:

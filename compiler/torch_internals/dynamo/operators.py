@@ -72,8 +72,12 @@ def result_name(node: torch.fx.Node, position: int) -> str:
 
 
 def is_left_out(node: torch.fx.Node) -> bool:
-    """Whether a request leaves a node out: it counts uses of an API and computes nothing."""
-    return node.target is LOG_API_USAGE and not node.users
+    """Whether a request leaves a node out: it counts uses of an API, or seeds NumPy, which Inductor does while it
+    traces and not when the graph runs, and computes nothing."""
+    wrapped = getattr(node.target, "f", None)
+    names = (getattr(wrapped, "__module__", ""), getattr(wrapped, "__name__", ""))
+    seeds = names == ("torch._numpy.random", "seed")
+    return (node.target is LOG_API_USAGE or seeds) and not node.users
 
 
 def all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

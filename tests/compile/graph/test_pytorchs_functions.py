@@ -146,6 +146,14 @@ def test_code_in_numpy() -> None:
     agree(of(through_tensors), rows(4, 8), tolerance=1e-6)
 
 
+def test_a_seed_of_numpy_in_the_graph_as_models_with_random_attention_set() -> None:
+    def seeded(x: torch.Tensor) -> torch.Tensor:
+        np.random.seed(0)
+        return x.sin() + 1
+
+    agree(of(seeded), rows(4, 8, grad=True))
+
+
 def test_a_region_that_is_compiled_once_for_all_and_called_once() -> None:
     @torch.compiler.nested_compile_region
     def region(x: torch.Tensor) -> torch.Tensor:

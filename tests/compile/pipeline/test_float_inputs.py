@@ -143,3 +143,69 @@ def test_integers_are_compared_where_rounding_does_not_decide_them() -> None:
     assert "rounding decides 1 of 2 values" in found.reason and "integers of output 0" in found.reason
     with pytest.raises(VerifyFailed, match="output 1 differs from eager in 600 of 600 integers"):
         verify.verify(request, lambda x: [eager(x)[0], ~eager(x)[1]])
+
+
+class NormAfterMean(nn.Module):
+    """A block of ResNeSt: a mean over an image, a convolution with a bias, a batch norm, which cancels the bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        self.small, self.norm = nn.Conv2d(32, 16, 1), nn.BatchNorm2d(16)
+        self.gate, self.head = nn.Conv2d(16, 32, 1), nn.Linear(32, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.stem(x)
+            y = functional.relu(self.norm(self.small(x.mean((2, 3), keepdim=True))))
+            return self.head((x * torch.sigmoid(self.gate(y))).mean((2, 3)))
+
+
+class FusedBiasAndNorm(torch.autograd.Function):
+    """As Inductor's kernels on a GPU: mean and variance are those of float32 numbers, of which the backward has
+    bfloat16 ones."""
+
+    @staticmethod
+    def forward(context: Any, x: Any, bias: Any, weight: Any, shift: Any, mean: Any, variance: Any) -> Any:
+        x = x.float() + bias.bfloat16()[:, None, None]
+        here, spread = x.mean((0, 2, 3), True), x.var((0, 2, 3), unbiased=False, keepdim=True)
+        mean.lerp_(here.flatten(), 0.1)
+        variance.lerp_(spread.flatten() * len(x) / (len(x) - 1), 0.1)
+        inverse = (spread + 1e-5).rsqrt()
+        context.save_for_backward(x.bfloat16(), here, inverse, weight)
+        normal = (x - here) * inverse
+        return (normal * weight[:, None, None] + shift[:, None, None]).bfloat16()
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        x, here, inverse, weight = context.saved_tensors
+        gradient, normal = gradient.float(), (x - here) * inverse
+        by_weight, by_shift = ((gradient * each).sum((0, 2, 3), True) for each in (normal, 1.0))
+        by_x = weight[:, None, None] * inverse * (gradient - (by_shift + normal * by_weight) / len(x))
+        sums = (each.sum((0, 2, 3)) for each in (by_x, by_weight, by_shift))
+        return by_x.bfloat16(), *sums, None, None
+
+
+def test_a_norm_after_a_mean_over_an_image_has_something_to_divide_by() -> None:
+    request = request_of(NormAfterMean(), torch.randn(32, 3, 64, 64))
+    gm = eager_of(request)
+    (norm,) = (
+        node
+        for node in gm.graph.nodes
+        if node.op == "call_function"
+        and "batch_norm" in str(node.target)
+        and node.args[0].args[2] is not None
+    )
+    product = norm.args[0]
+    with gm.graph.inserting_before(norm):
+        plain = gm.graph.call_function(product.target, (*product.args[:2], None, *product.args[3:]))
+        given = (plain, product.args[2], norm.args[3], norm.args[4], norm.args[1], norm.args[2])
+        norm.replace_all_uses_with(gm.graph.call_function(fused, given))
+    gm.graph.erase_node(norm)
+    gm.recompile()
+    found = verify.verify(request, gm)
+    assert (found.status, found.reason) == ("passed", "")
+
+
+def fused(*given: Any) -> Any:
+    return FusedBiasAndNorm.apply(*given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from captured_requests import eager_of, request_of
 from torch import nn
 from torchrelay.compiler.errors import CompileFailed, CompileKilled, VerifyFailed
 from torchrelay.compiler.pipeline import inductor, lowered, pipeline, rebuilt_graph
+from torchrelay.compiler.pipeline.verification import outcomes, random_rounding
 from torchrelay.compiler.pipeline.verification import verify as verify_module
 from torchrelay.compiler.pipeline.verification.verify import verify
 from torchrelay.compiler.request import codec, schema
@@ -381,3 +383,63 @@ def test_a_gpu_that_is_full_while_a_graph_is_rebuilt_or_verified_is_no_fault_of_
             workdir=tmp_path,
             progress=lambda stage, detail: None,
         )
+
+
+def test_a_value_that_is_off_in_one_of_two_draws_is_off_by_chance() -> None:
+    """In the gradient of a few numbers, say, whose errors are those of one rounded number."""
+    request = request_of(lambda x: x * 2, torch.randn(64, 64))
+    eager = eager_of(request)
+    calls: list[int] = []
+
+    def off(*inputs: Any, times: int) -> Any:
+        calls.append(1)
+        return [value * (1.5 if len(calls) <= times else 1.0) for value in eager(*inputs)]
+
+    assert verify(request, functools.partial(off, times=1)).status == "passed"
+    assert len(calls) == 2
+    calls.clear()
+    with pytest.raises(VerifyFailed, match="output 0 differs"):
+        verify(request, functools.partial(off, times=2))
+
+
+def test_a_result_whose_size_rounding_decides_is_no_measure() -> None:
+    expected = {"output 0": torch.randn(40), "output 1": torch.arange(40)}
+    rounding = outcomes.EagerRounding(
+        expected, lambda run: {name: value[:30] for name, value in expected.items()}, dict
+    )
+    precision = outcomes.Precision(0.01, 0.01, 20.0, 20.0, 10.0)
+    for name, want in expected.items():
+        with pytest.raises(outcomes.Chaotic):
+            outcomes.judge(name, want, want + 1, rounding.of(name), 1e-3, precision, 1e-3)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_results_are_rounded_at_random_about_as_much_as_they_are_rounded(half: torch.dtype) -> None:
+    x, weight = torch.randn(128, 256, dtype=half), torch.randn(256, 128, dtype=half, requires_grad=True)
+    taken = [torch.relu(x @ weight)]
+    exact = torch.relu(x.double() @ weight.double())
+    for run in (1, 2, 1):
+        with random_rounding.rounding_at_random(run):
+            taken.append(torch.relu(x @ weight))
+            (gradient,) = torch.autograd.grad(taken[-1].sum(), weight)
+    own, other = ((taken[each] - exact).square().mean().sqrt() for each in (0, 1))
+    assert torch.equal(taken[1], taken[3])
+    assert not torch.equal(taken[1], taken[2])
+    assert own < other < 2.5 * own
+    assert bool((taken[0] == 0).eq(taken[1] == 0).all())  # what is exact stays so
+    assert not torch.equal(gradient, torch.autograd.grad(torch.relu(x @ weight).sum(), weight)[0])
+
+
+def test_masks_stay_masks_where_results_are_rounded_at_random() -> None:
+    least = torch.finfo(torch.bfloat16).min
+    scores = torch.randn(64, 64, dtype=torch.bfloat16)
+    for mask in (least, -torch.inf):
+        masked = torch.zeros(64, 64, dtype=torch.bfloat16).masked_fill(
+            torch.ones(64, 64).triu(1).bool(), mask
+        )
+        with random_rounding.rounding_at_random(1):
+            added = scores * 0 + masked
+            taken = torch.softmax(scores + masked, -1)
+        assert torch.equal(added, masked)
+        assert bool(taken.isfinite().all())
+        assert bool((taken.triu(1) == 0).all())

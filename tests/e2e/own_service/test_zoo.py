@@ -58,7 +58,7 @@ def test_models_for_which_a_gpu_had_no_room_run_again_with_fewer_at_once(
 
     plan = dict.fromkeys(field.name for field in dataclasses.fields(zoo_jobs.Plan))
     values = {"parallel": 4, "minutes": 1.0, "timeout": 60.0, "precision": "amp", "ways": ("torchrelay",)}
-    models = {f"m/{number}": SimpleNamespace(missing="") for number in range(4)}
+    models: dict[str, Any] = {f"m/{number}": SimpleNamespace(missing="") for number in range(4)}
     records = zoo_records.Records(tmp_path / "records.jsonl")
     zoo = Small(zoo_jobs.Plan(**plan | values), models, records, tmp_path, None)
     zoo.run("fill")
