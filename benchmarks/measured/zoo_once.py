@@ -186,8 +186,11 @@ def accuracy(trained: Trained, model: ZooModel) -> dict[str, Any]:
             kind = "OOM" if is_oom(error) else "fail"
             return {"status": f"eager_{number}_run_{kind}", "error": told(error)}
     record: dict[str, Any] = {"float64": reference_error or "compared"}
-    if not agrees(*results):
-        return {**record, "status": "eager_two_runs_differ", "error": told_of[-1] if told_of else ""}
+    try:
+        if not agrees(*results):
+            return {**record, "status": "eager_two_runs_differ", "error": told_of[-1] if told_of else ""}
+    except torch.OutOfMemoryError as error:
+        return {**record, "status": "eager_2nd_run_OOM", "error": told(error)}
     del results[1]
     leave_room()
     ways = ["torchrelay"]

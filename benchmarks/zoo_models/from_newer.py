@@ -18,6 +18,8 @@ from zoo_models.entry import Built, ZooModel, mean_of_outputs, own_loss, without
 from zoo_models.from_transformers import OFF, SMALL, quiet
 
 _LAYERS, _BATCH, _LENGTH = 4, 2, 512
+_SHORT = {"jamba": 64, "falcon_mamba": 64}
+"""Without mamba-ssm, each token is an iteration, and a part of the graph."""
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4}
 _MORE = {
@@ -58,16 +60,19 @@ _CAUSAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     },
     "modernbert-decoder": ({}, {}),
     "vaultgemma": ({}, {}),
-    **{name: (_EXPERTS, {}) for name in ("glm4_moe", "ernie4_5_moe", "llama4_text", "phimoe")},
-    **{name: (_EXPERTS, {}) for name in ("flex_olmo", "minimax_m2")},
-    "dots1": (_EXPERTS, {"n_shared_experts": 1, "n_routed_experts": 4}),
+    **{name: (_EXPERTS, {}) for name in ("glm4_moe", "ernie4_5_moe", "phimoe", "flex_olmo")},
+    # In float64, and beside their gradients, all experts are too many for a GPU.
+    "llama4_text": (_EXPERTS, {"num_local_experts": 8}),
+    "minimax_m2": (_EXPERTS, {"num_local_experts": 32}),
+    "dots1": (_EXPERTS, {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2}),
     "hunyuan_v1_moe": ({**_EXPERTS, "head_dim": 16}, {"head_dim": 128}),
-    "deepseek_v2": ({**_EXPERTS, "num_key_value_heads": 4}, {}),
+    "deepseek_v2": ({**_EXPERTS, "num_key_value_heads": 4}, {"num_experts_per_tok": 6}),
     "minicpm3": ({"num_key_value_heads": 4}, {}),
-    "qwen3_next": (_EXPERTS, {}),
+    "qwen3_next": (_EXPERTS, {"num_experts": 64}),
     "olmo_hybrid": ({}, {}),
-    "bamba": ({}, {}),
-    "granitemoehybrid": (_EXPERTS, {}),
+    # Without mamba-ssm, whole chunks are in memory for each head and state.
+    "bamba": ({}, {"mamba_chunk_size": 64}),
+    "granitemoehybrid": (_EXPERTS, {"mamba_chunk_size": 64}),
     "jamba": (_EXPERTS, {}),
     "falcon_mamba": ({}, {}),
     "qwen3_moe": (_EXPERTS, {}),
@@ -85,7 +90,7 @@ def causal(small: bool, family: str, changes: dict[str, Any], both: dict[str, An
         wanted |= sizes | {name: value for name, value in changes.items() if hasattr(plain, name)} | _SPECIAL
     config = transformers.AutoConfig.for_model(family, **wanted)
     model = quiet(transformers.AutoModelForCausalLM.from_config(config))
-    text = torch.randint(5, config.vocab_size, (2, 32) if small else (_BATCH, _LENGTH))
+    text = torch.randint(5, config.vocab_size, (2, 32) if small else (_BATCH, _SHORT.get(family, _LENGTH)))
     return Built(
         model=model, kwargs={"input_ids": text, "labels": text.clone(), "use_cache": False}, loss=own_loss
     )
