@@ -72,6 +72,22 @@ def test_a_revoked_token_is_refused_at_once_and_told_why(gateway: Running, http:
     assert "torchrelay login" in error["hint"]
 
 
+def test_an_empty_server_that_was_replaced_as_primary_does_not_say_that_a_token_is_unknown(
+    gateway: Running, http: httpx2.Client, redis_server: RedisServer
+) -> None:
+    """Killed and started again as a replica, it has nothing until it is in step; a gateway may still ask it."""
+    token = _issued(http, "read")["token"]
+    with redis_server.client() as redis:
+        records = redis.hgetall("torchrelay:tokens")
+        redis.delete("torchrelay:tokens")
+        assert _status(gateway, token) == 401
+        redis.replicaof("127.0.0.1", "1")
+        assert _status(gateway, token) == 503
+        redis.replicaof("NO", "ONE")
+        redis.hset("torchrelay:tokens", mapping=records)
+        assert _status(gateway, token) == 200
+
+
 def test_a_revoked_token_is_refused_though_this_gateways_clock_is_behind(
     gateway: Running, http: httpx2.Client, redis_server: RedisServer
 ) -> None:

@@ -10,7 +10,9 @@ check_arguments(6)
 rate, burst_seconds = comparable(rate), comparable(burst_seconds)
 local data = made ~= '' and made or redis.call('HGET', tokens, digest)
 if not data then
-  return false
+  -- A primary knows its tokens. One that was replaced, and has nothing yet, says READONLY: the caller looks for another.
+  local answer = redis.pcall('DEL', bucket)
+  return type(answer) == 'table' and string.find(answer.err, 'READONLY') and answer or false
 end
 local record = cjson.decode(data)
 if type(record.rate) == 'number' then
