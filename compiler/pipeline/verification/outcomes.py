@@ -177,13 +177,13 @@ class EagerRounding:
     def of(self, name: Any, rounded: bool = True) -> AtenReference:
         """The reference for the value with a name."""
         return AtenReference(
-            lambda: self._noise_of(name),
+            lambda: self._run().get(name, 0.0),
             lambda: self._exact.get(name),
             lambda: self._unstable(name),
             rounded,
         )
 
-    def _run(self) -> None:
+    def _run(self) -> dict[Any, float]:
         while self._done < self.runs:
             self._done += 1
             values = self._run_rounded(self._done)
@@ -198,10 +198,7 @@ class EagerRounding:
                 else:
                     moved = difference(str(name), want, have)[1]
                     self._noise[name] = max(self._noise.get(name, 0.0), moved)
-
-    def _noise_of(self, name: Any) -> float:
-        self._run()
-        return self._noise.get(name, 0.0)
+        return self._noise
 
     def _unstable(self, name: Any) -> torch.Tensor:
         self._run()
@@ -221,18 +218,21 @@ class EagerRounding:
 
 class Comparison(Struct):
     """worst: the largest difference of any value. values: how many results and gradients there are. chaotic: of which
-    values eager is no reference, and why. wrong: which differ by more than rounding, by name, and by how much."""
+    values eager is no reference, and why. wrong: which differ by more than rounding, by name, and by how much.
+    right: the names of the others."""
 
     worst: float = 0.0
     values: int = 0
     chaotic: list[str] = []
     wrong: dict[str, str] = {}
+    right: set[str] = set()
 
     def add(self, name: str, judged: Callable[[], float]) -> None:
         """Take what `judge` says of a value. Raises VerifyFailed."""
         self.values += not name.startswith("input")
         try:
             self.worst = max(self.worst, judged())
+            self.right.add(name)
         except Chaotic as error:
             self.chaotic = [*self.chaotic, str(error)]
 

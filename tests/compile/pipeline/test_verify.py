@@ -402,6 +402,21 @@ def test_a_value_that_is_off_in_one_of_two_draws_is_off_by_chance() -> None:
         verify(request, functools.partial(off, times=2))
 
 
+def test_what_is_wrong_in_one_draw_and_chaotic_in_the_other_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = iter(
+        (
+            outcomes.Comparison(values=1, wrong={"output 0": "output 0 differs"}),
+            outcomes.Comparison(values=1, chaotic=["output 0, at most 1, changes by 2 with other rounding"]),
+        )
+    )
+    monkeypatch.setattr(verify_module, "_compared", lambda *_: next(found))
+    request = request_of(lambda x: x * 2, torch.randn(4, 4))
+    with pytest.raises(VerifyFailed, match="output 0 differs"):
+        verify(request, eager_of(request))
+
+
 def test_a_result_whose_size_rounding_decides_is_no_measure() -> None:
     expected = {"output 0": torch.randn(40), "output 1": torch.arange(40)}
     rounding = outcomes.EagerRounding(
