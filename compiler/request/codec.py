@@ -91,7 +91,8 @@ def decompressed(parts: Iterable[bytes], limit: int, *, piece: int = _PIECE) -> 
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
     size = 0
     while not decompressor.eof:
-        part = next(unread, b"") if decompressor.needs_input else b""
+        is_empty = decompressor.needs_input  # if not, a piece was full, and there may be no more than that
+        part = next(unread, b"") if is_empty else b""
         try:
             out = decompressor.decompress(part, max_length=piece)
         except zstd.ZstdError as error:
@@ -99,7 +100,7 @@ def decompressed(parts: Iterable[bytes], limit: int, *, piece: int = _PIECE) -> 
         size += len(out)
         if size > limit:
             raise LimitExceeded(f"body holds more than {limit} bytes after decompression")
-        if not out and not part and decompressor.needs_input:
+        if is_empty and not out and not part:
             raise MalformedRequest("body ends inside its zstd frame")
         yield out
     if decompressor.unused_data or next(unread, b""):

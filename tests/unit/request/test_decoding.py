@@ -1,4 +1,4 @@
-"""Typed messages out of bytes and plain values: in many threads at once, and in forked children."""
+"""Typed messages out of bytes and plain values, in many threads at once and in forked children; frames in parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import msgspec
 import pytest
 from torchrelay.compiler import decoding
+from torchrelay.compiler.errors import MalformedRequest
+from torchrelay.compiler.request import codec
 
 # Thirty structs within one, so that preparing it takes long and runs Python code, between which threads change.
 AT_ONCE = """
@@ -90,3 +92,13 @@ def test_bytes_that_are_no_text_and_deep_nesting_are_decode_errors(decode) -> No
     deep = b"[" * 100_000 if decode is decoding.from_json else b"\x91" * 100_000
     with pytest.raises(decoding.NestedTooDeep):
         decode(deep)
+
+
+def test_a_frame_may_come_in_any_parts():
+    data = bytes(range(256)) * 16384  # whole pieces, so that one can end where a part does
+    frame = codec.compress(data)
+    for cut in range(1, len(frame)):
+        assert b"".join(codec.decompressed([frame[:cut], frame[cut:]], len(data))) == data
+    for cut in range(len(frame)):
+        with pytest.raises(MalformedRequest, match="ends inside"):
+            list(codec.decompressed([frame[:cut]], len(data)))
