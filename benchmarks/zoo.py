@@ -7,9 +7,10 @@
 
 Phases: `programs` starts small models without tracing on the CPU, and compiles nothing. `fill` compiles each model in
 empty caches, by the service and by local Inductor, several at once. `accuracy` compares as upstream does, several at
-once, and compiles what is not filled. Then, one at a time, `first-step` starts each again (torchrelay on a new machine
-and from its programs, PyTorch from Mega-Cache on a new machine), and `time` measures steps by turns. Caches and service
-live in --state, so that phases can be run apart.
+once, and compiles what is not filled. `first-step` starts each again (torchrelay on a new machine and from its
+programs, PyTorch from Mega-Cache on a new machine), `time` measures steps by turns, and so does `cuda-graphs` in mode
+reduce-overhead; of these, --parallel get ready at once, and are then measured one at a time. Caches and service live in
+--state, so that phases can be run apart.
 Each result is a line that is appended as soon as it is there; a model that has a line is passed over, unless --again.
 Each model runs in a process of its own, which is ended above --memory or --timeout.
 """
@@ -37,7 +38,7 @@ RECORDED = ROOT / "benchmarks" / "recorded" / "zoo"
 
 def main() -> int:
     args = parse_arguments()
-    args.phase = args.phase or ",".join(PHASES if args.device == "cpu" else PHASES[1:])
+    args.phase = args.phase or ",".join(PHASES[:-1] if args.device == "cpu" else PHASES[1:])
     clean = args.page or measure(args)
     zoo_page.write(args.recorded, ROOT / "docs" if args.recorded.resolve() == RECORDED else args.recorded)
     return 1 if args.check and not clean else 0
@@ -93,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="suite/name, separated by commas, in the order in which they run")
     parser.add_argument("--suite", default=",".join(SUITES))
     parser.add_argument("--sample", type=share, help="2/15: of every 15 models the third")
-    parser.add_argument("--phase", help=f"default: {','.join(PHASES)}; on a GPU all but programs")
+    parser.add_argument("--phase", help=f"default: all of {','.join(PHASES)} but the last; on a GPU but the first")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=("auto", "small", "real"), default="auto")
     parser.add_argument("--precision", choices=("amp", "float32"), help="amp: autocast to bfloat16")

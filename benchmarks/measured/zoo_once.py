@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import fcntl
 import gc
 import json
 import os
@@ -47,8 +48,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--amp", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--mode", default="default", help="of torch.compile")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=10.0, help="after these no round is begun; five are")
+    parser.add_argument("--turn", type=int, help="a descriptor, whose file is locked alone while this is timed")
     parser.add_argument("--load-artifacts", type=Path, help="Mega-Cache artifacts to start from")
     parser.add_argument("--save-artifacts", type=Path, help="write Mega-Cache artifacts when done")
     args = parser.parse_args()
@@ -68,11 +71,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             built = model.build(args.small)
     except Exception as error:
         return {"status": "model_fail_to_load", "error": told(error)}
-    trained = Trained(built, device, amp=args.amp and not model.float32_only)
+    trained = Trained(built, device, amp=args.amp and not model.float32_only, mode=args.mode)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         if args.job == "start":
-            record = start(trained, args)
+            with turn(args.turn):
+                record = start(trained, args)
         elif args.job == "accuracy":
             record = accuracy(trained, model)
         else:
@@ -85,10 +89,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 class Trained:
     """A model's training step on one batch, which leaves the model as it was."""
 
-    def __init__(self, built: Built, device: torch.device, *, amp: bool) -> None:
+    def __init__(self, built: Built, device: torch.device, *, amp: bool, mode: str = "default") -> None:
         self.built = built
         self.device = device
         self._amp = amp
+        self._mode = mode
 
     def compiled(self, way: str) -> Step:
         if way == "eager":
@@ -96,12 +101,13 @@ class Trained:
         if way == "torchrelay":
             import torchrelay
 
-            return torchrelay.compile(self.built.model)
-        return torch.compile(self.built.model, backend=way)
+            return torchrelay.compile(self.built.model, mode=self._mode)
+        return torch.compile(self.built.model, backend=way, mode=self._mode)
 
     def step(self, callable_: Step) -> tuple[Any, Tensor | None]:
         """Forward and backward: outputs and loss."""
         self.built.model.zero_grad(set_to_none=True)
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._amp):
             outputs = callable_(*self.built.args, **self.built.kwargs)
             loss = self.built.loss(outputs) if self.built.loss is not None else None
@@ -136,6 +142,21 @@ def restored_buffers(model: torch.nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for each, value in zip(state, before, strict=True):
             each.copy_(value)
+
+
+@contextlib.contextmanager
+def turn(descriptor: int | None) -> Iterator[None]:
+    """Inside the block, no other process that was begun with this one prepares or is timed."""
+    if descriptor is None:
+        yield
+        return
+    leave_room()
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        leave_room()
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def start(trained: Trained, args: argparse.Namespace) -> dict[str, Any]:
@@ -246,17 +267,8 @@ def step_times(trained: Trained, args: argparse.Namespace) -> dict[str, Any]:
             trained.built.model.zero_grad(set_to_none=True)
         else:
             steps[way] = step
-    times: dict[str, list[float]] = {way: [] for way in steps}
-    begun = time.monotonic()
-    for number in range(args.rounds):
-        if number >= 5 and time.monotonic() - begun > args.seconds:
-            break
-        for way in random.Random(number).sample(list(steps), len(steps)):
-            trained.wait()
-            before = time.perf_counter()
-            trained.step(steps[way])
-            trained.wait()
-            times[way].append((time.perf_counter() - before) * 1e3)
+    with turn(args.turn):
+        times = time_by_turns(trained, steps, args.rounds, args.seconds)
     record: dict[str, Any] = {
         "status": "pass" if not failed else "fail_to_run",
         "milliseconds": {way: statistics.median(spent) for way, spent in times.items()},
@@ -268,6 +280,25 @@ def step_times(trained: Trained, args: argparse.Namespace) -> dict[str, Any]:
     if trained.device.type == "cuda":
         record["peak_bytes"] = torch.cuda.max_memory_allocated(trained.device)
     return record | ({"error": "; ".join(f"{way}: {text}" for way, text in failed.items())} if failed else {})
+
+
+def time_by_turns(
+    trained: Trained, steps: dict[str, Step], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Milliseconds of each step in each round; the first round is not counted."""
+    times: dict[str, list[float]] = {way: [] for way in steps}
+    begun = time.monotonic()
+    for number in range(rounds + 1):
+        if number > 5 and time.monotonic() - begun > seconds:
+            break
+        for way in random.Random(number).sample(list(steps), len(steps)):
+            trained.wait()
+            before = time.perf_counter()
+            trained.step(steps[way])
+            trained.wait()
+            if number:
+                times[way].append((time.perf_counter() - before) * 1e3)
+    return times
 
 
 def relay_record() -> dict[str, Any]:

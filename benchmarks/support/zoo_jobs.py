@@ -1,11 +1,13 @@
 """The zoo's phases: in: a plan and models, out: a record of each job, appended when it ends.
 
-A job is one process (measured/zoo_once.py). Processes that only compile run several at once, those that are timed one
-at a time.
+A job is one process (measured/zoo_once.py), and several run at once. Those that are timed do so in turn, when all that
+were begun with them are ready: each holds a lock with others, and takes it alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -14,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from support.variants import MEASURED
 from support.zoo_records import Records
@@ -25,8 +28,9 @@ from torchrelay.examples.harness.machines import FreshMachine
 from torchrelay.examples.harness.private_service import PrivateService
 from zoo_models.entry import ZooModel
 
-PHASES = ("programs", "fill", "first-step", "accuracy", "time")
+PHASES = ("programs", "fill", "first-step", "accuracy", "time", "cuda-graphs")
 WITHOUT_SERVICE = ("programs",)
+_TIMED = ("first-step", "time", "cuda-graphs")
 _TAIL = 12
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -81,18 +85,30 @@ class Zoo:
 
     def run(self, phase: str) -> None:
         jobs = [job for name in self._models for job in self._jobs(phase, name) if self._is_wanted(job)]
-        at_once = self._plan.parallel if phase in ("fill", "programs", "accuracy") else 1
+        at_once = self._plan.parallel
         while jobs:
-            with ThreadPoolExecutor(at_once) as pool:
-                try:
-                    had_room = list(pool.map(self._run_job, jobs))
-                except BaseException:  # Ctrl-C, SIGTERM: end what runs, begin nothing
-                    self._stopped.set()
-                    raise
-            if at_once == 1:
-                break
-            jobs = [job for job, had in zip(jobs, had_room, strict=True) if not had]
+            batch = at_once if phase in _TIMED else len(jobs)
+            batches = [jobs[start : start + batch] for start in range(0, len(jobs), batch)]
+            without_room = [job for each in batches for job in self._run_together(each, at_once)]
+            jobs = without_room if at_once > 1 else []
             at_once = max(1, at_once // 3)  # together they had too little memory
+
+    def _run_together(self, jobs: list[Job], at_once: int) -> list[Job]:
+        """Which of them had no room."""
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(at_once) as pool:
+            turns = [self._turn(stack) if job.phase in _TIMED else None for job in jobs]
+            try:
+                had_room = list(pool.map(self._run_job, jobs, turns))
+            except BaseException:  # Ctrl-C, SIGTERM: end what runs, begin nothing
+                self._stopped.set()
+                raise
+        return [job for job, had in zip(jobs, had_room, strict=True) if not had]
+
+    def _turn(self, stack: contextlib.ExitStack) -> TextIO:
+        """The lock, held with others, for a process that takes it alone when it is ready."""
+        turn = stack.enter_context((self._state / "turn.lock").open("w"))
+        fcntl.flock(turn, fcntl.LOCK_SH)
+        return turn
 
     def _jobs(self, phase: str, name: str) -> list[Job]:
         mega = str(self._folder(name) / f"mega-cache-{self._plan.precision}.bin")
@@ -112,17 +128,10 @@ class Zoo:
             return []
         if phase == "accuracy":
             return [Job(name, phase, "torchrelay", ("--job", "accuracy"), "torchrelay")]
-        if phase == "time":
-            rounds = str(self._plan.rounds)
-            return [
-                Job(
-                    name,
-                    phase,
-                    "all",
-                    ("--job", "time", "--ways", ",".join(ways), "--rounds", rounds),
-                    "both",
-                )
-            ]
+        if phase in ("time", "cuda-graphs"):
+            flags = ("--job", "time", "--ways", ",".join(ways), "--rounds", str(self._plan.rounds))
+            mode = ("--mode", "reduce-overhead") if phase == "cuda-graphs" else ()
+            return [Job(name, phase, "all", (*flags, *mode), "both")]
         start = ("--job", "start")
         jobs = [
             Job(name, phase, "eager", (*start, "--way", "eager"), "eager", forget=True),
@@ -147,8 +156,15 @@ class Zoo:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _run_job(self, job: Job) -> bool:
+    def _run_job(self, job: Job, turn: TextIO | None) -> bool:
         """Whether there was room for it on the GPU. When the time is over, nothing is recorded."""
+        try:
+            return self._run_and_record(job, turn)
+        finally:
+            if turn is not None:
+                turn.close()
+
+    def _run_and_record(self, job: Job, turn: TextIO | None) -> bool:
         plan = self._plan
         left = self._ends - time.monotonic()
         if left <= 0 or self._stopped.is_set():
@@ -160,7 +176,7 @@ class Zoo:
         elif job.phase == "programs":
             outcome = self._start_three_times(job, min(plan.timeout, left))
         else:
-            outcome = self._child(job, min(plan.timeout, left))
+            outcome = self._child(job, min(plan.timeout, left), turn)
         over = time.monotonic() >= self._ends or self._stopped.is_set()
         if outcome["status"] == "timeout" and over:
             return True
@@ -179,12 +195,13 @@ class Zoo:
         )
         return not had_no_room(outcome)
 
-    def _child(self, job: Job, timeout: float) -> dict[str, Any]:
+    def _child(self, job: Job, timeout: float, turn: TextIO | None) -> dict[str, Any]:
         plan = self._plan
         command = [sys.executable, str(MEASURED / "zoo_once.py"), "--model", job.model, *job.flags]
         command += ["--device", plan.device]
         command += ["--small"] if plan.small else []
         command += ["--amp"] if plan.precision == "amp" else []
+        command += [] if turn is None else ["--turn", str(turn.fileno())]
         root = self._folder(job.model)
         machine = FreshMachine(
             root / ("torchrelay" if job.machine == "both" else job.machine), compiler=job.compiler
@@ -201,7 +218,8 @@ class Zoo:
             more |= {name: own[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         try:
             return run_limited(
-                command, machine.environment(**more), timeout, plan.memory, root / "child.log", self._stopped
+                *(command, machine.environment(**more), timeout, plan.memory, root / "child.log"),
+                *(self._stopped, [turn.fileno()] if turn is not None else []),
             )
         finally:
             if job.forget:
@@ -263,13 +281,21 @@ def run_limited(
     memory: int,
     log: Path,
     stopped: threading.Event,
+    descriptors: Collection[int] = (),
 ) -> dict[str, Any]:
-    """The JSON on the child's last line; its group is killed after `timeout` seconds, or above `memory` bytes."""
+    """The JSON on the child's last line; its group is killed after `timeout` seconds, or above `memory` bytes.
+
+    descriptors: which it has open, too."""
     out, err = log.with_suffix(f".{os.urandom(4).hex()}.out"), log.with_suffix(f".{os.urandom(4).hex()}.err")
     try:
         with out.open("wb") as stdout, err.open("wb") as stderr:
             child = subprocess.Popen(
-                command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
+                command,
+                env=environment,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                pass_fds=descriptors,
             )
         ended = ""
         deadline = time.monotonic() + timeout

@@ -61,20 +61,20 @@ class Row:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether there was anything to compile: not where Dynamo makes no graph, or Inductor fails as well."""
-        record, local = self.compiled, self.records.get(("fill", "inductor"))
+        """Whether there was anything to compile: not where Dynamo makes no graph, or Inductor fails or is wrong too."""
+        record = self.compiled
         failed = "fail_to_run" in (
-            local and local["status"],
+            self.value("fill", "inductor", "status"),
             self.value("accuracy", "torchrelay", "inductor"),
-        )
+        ) or "fail_accuracy" == self.value("accuracy", "torchrelay", "inductor")
         return record is not None and not failed and bool(record.get("graphs") or record["status"] != "pass")
 
     @property
     def accuracy(self) -> str:
         return self.value("accuracy", "torchrelay", "status") or "-"
 
-    def speedup(self, way: str) -> float | None:
-        times = self.value("time", "all", "milliseconds") or {}
+    def speedup(self, way: str, phase: str = "time") -> float | None:
+        times = self.value(phase, "all", "milliseconds") or {}
         return times["eager"] / times[way] if "eager" in times and way in times else None
 
     def first_step(self, phase: str, way: str) -> float | None:
@@ -159,20 +159,21 @@ def totals(rows: Sequence[Row]) -> list[str]:
     filled = [row for row in built if row.has_graphs]
     lines = [
         f"{len(rows)} models have a row, {len(built)} of them were built.",
-        "All graphs remote, of those that have any and that Inductor compiles: "
+        "All graphs remote, of those that have any and that Inductor compiles right: "
         f"{share(sum(row.is_remote for row in filled), len(filled))}.",
         f"Start without tracing, and the same: {share(free, len(begun))}{functions(begun)}.",
         f"Right by PyTorch's rule: {share(sum(row.accuracy == 'pass' for row in judged), len(judged))}, "
         f"without {len(ran) - len(judged)} that Inductor gets wrong too.",
     ]
-    for way in ("inductor", "torchrelay"):
-        speedups = [value for row in built if (value := row.speedup(way)) is not None]
-        if speedups:
-            mean = statistics.geometric_mean(speedups)
-            lines.append(f"Step time, eager / {way}: {mean:.3f} (geometric mean of {len(speedups)}).")
-    to_inductor = [(ratio, row.name) for row in built if (ratio := row.value("time", "all", "to_inductor"))]
-    if to_inductor:
-        lines.append("Slowest beside Inductor: {:.3f} ({}).".format(*max(to_inductor)))
+    for phase, mode in (("time", ""), ("cuda-graphs", " with CUDA graphs")):
+        for way in ("inductor", "torchrelay"):
+            speedups = [value for row in built if (value := row.speedup(way, phase)) is not None]
+            if speedups:
+                mean = f"{statistics.geometric_mean(speedups):.3f} (geometric mean of {len(speedups)})"
+                lines.append(f"Step time{mode}, eager / {way}: {mean}.")
+        ratios = [(ratio, row.name) for row in built if (ratio := row.value(phase, "all", "to_inductor"))]
+        if ratios:
+            lines.append("Slowest{} beside Inductor: {:.3f} ({}).".format(mode, *max(ratios)))
     stages = [each for row in built if (each := row.value("fill", "torchrelay", "compile"))]
     if stages:
         shares = [each.get("verify", 0.0) / sum(each.values()) for each in stages]

@@ -62,11 +62,15 @@ _CAUSAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vaultgemma": ({}, {}),
     **{name: (_EXPERTS, {}) for name in ("glm4_moe", "ernie4_5_moe", "phimoe", "flex_olmo")},
     # In float64, and beside their gradients, all experts are too many for a GPU.
-    "llama4_text": (_EXPERTS, {"num_local_experts": 8}),
+    "llama4_text": (_EXPERTS, {"num_local_experts": 4, "num_hidden_layers": 2}),
     "minimax_m2": (_EXPERTS, {"num_local_experts": 32}),
     "dots1": (_EXPERTS, {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2}),
     "hunyuan_v1_moe": ({**_EXPERTS, "head_dim": 16}, {"head_dim": 128}),
-    "deepseek_v2": ({**_EXPERTS, "num_key_value_heads": 4}, {"num_experts_per_tok": 6}),
+    # Grouped products take rows of whole 16 bytes; the default width of an expert, 1407, is none.
+    "deepseek_v2": (
+        {**_EXPERTS, "num_key_value_heads": 4},
+        {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    ),
     "minicpm3": ({"num_key_value_heads": 4}, {}),
     "qwen3_next": (_EXPERTS, {"num_experts": 64}),
     "olmo_hybrid": ({}, {}),
