@@ -7,8 +7,8 @@
 
 Phases: `programs` starts small models without tracing on the CPU, and compiles nothing. `fill` compiles each model in
 empty caches, by the service and by local Inductor, several at once. `accuracy` compares as upstream does, several at
-once, and compiles what is not filled. `first-step` starts each again (torchrelay on a new machine and from its
-programs, PyTorch from Mega-Cache on a new machine), `time` measures steps by turns, and so does `cuda-graphs` in mode
+once, and compiles what is not filled. `first-step` starts each again on a new machine (torchrelay's hit, the
+team's programs, PyTorch's Mega-Cache), `time` measures steps by turns, and so does `cuda-graphs` in mode
 reduce-overhead; of these, --parallel get ready at once, and are then measured one at a time. Caches and service live in
 --state, so that phases can be run apart.
 Each result is a line that is appended as soon as it is there; a model that has a line is passed over, unless --again.

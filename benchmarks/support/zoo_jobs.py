@@ -136,7 +136,7 @@ class Zoo:
         jobs = [
             Job(name, phase, "eager", (*start, "--way", "eager"), "eager", forget=True),
             Job(name, phase, "hit", start, "hit", compiler=False, forget=True),
-            Job(name, phase, "programs", start, "torchrelay", compiler=False, programs=True),
+            Job(name, phase, "programs", start, "programs", compiler=False, programs=True, forget=True),
         ]
         if Path(mega).exists():
             flags = (*start, "--way", "inductor", "--load-artifacts", mega)
@@ -209,7 +209,7 @@ class Zoo:
         assert self._service is not None, "only the phase `programs` runs without a service"
         more = {
             **self._service.environment,
-            "TORCHRELAY_PROGRAMS": str(int(job.programs)),
+            "TORCHRELAY_PROGRAMS": "team" if job.programs else "0",
             "TORCHRELAY_PROGRAMS_CHECK": "0",  # which start traces after all is drawn at random
             "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // plan.parallel)),
         }

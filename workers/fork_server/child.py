@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import functools
 import os
 import resource
@@ -185,6 +186,7 @@ def do_job(
     pipes: ChildPipes,
 ) -> None:
     """Apply the limits and run the engine; write StageEvents, JobQueries, then JobDone or JobFailed."""
+    faulthandler.enable()  # where a compiler crashes is then in the job's output
     _apply_limits(work, seconds, limits, environment)
     lock = threading.Lock()
 

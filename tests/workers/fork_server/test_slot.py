@@ -285,6 +285,16 @@ def test_a_job_cannot_forge_lines_of_the_log(tmp_path, capfd):
         assert lines and all(line.startswith(f"job key trace_id={'ab' * 16} | ") for line in lines)
 
 
+def test_where_a_compiler_crashed_is_in_the_log(tmp_path, capfd):
+    async def scenario():
+        async with warm_slot(tmp_path) as (slot, _):
+            with pytest.raises(CompileKilled, match="the worker's log says where it crashed"):
+                await run(slot, "crash", signal=int(signal.SIGSEGV))
+
+    asyncio.run(scenario())
+    assert re.search(r"job key \| .*engine.py.* in crash", capfd.readouterr().err)
+
+
 def test_a_long_error_of_a_job_is_cut_between_words(tmp_path):
     async def scenario():
         async with warm_slot(tmp_path) as (slot, _):
