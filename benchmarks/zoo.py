@@ -94,7 +94,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="suite/name, separated by commas, in the order in which they run")
     parser.add_argument("--suite", default=",".join(SUITES))
     parser.add_argument("--sample", type=share, help="2/15: of every 15 models the third")
-    parser.add_argument("--phase", help=f"default: all of {','.join(PHASES)} but the last; on a GPU but the first")
+    parser.add_argument(
+        "--phase", help=f"default: all of {','.join(PHASES)} but the last; on a GPU but the first"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=("auto", "small", "real"), default="auto")
     parser.add_argument("--precision", choices=("amp", "float32"), help="amp: autocast to bfloat16")

@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--mode", default="default", help="of torch.compile")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=10.0, help="after these no round is begun; five are")
-    parser.add_argument("--turn", type=int, help="a descriptor, whose file is locked alone while this is timed")
+    parser.add_argument(
+        "--turn", type=int, help="a descriptor, whose file is locked alone while this is timed"
+    )
     parser.add_argument("--load-artifacts", type=Path, help="Mega-Cache artifacts to start from")
     parser.add_argument("--save-artifacts", type=Path, help="write Mega-Cache artifacts when done")
     args = parser.parse_args()

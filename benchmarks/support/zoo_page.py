@@ -64,10 +64,8 @@ class Row:
     def has_graphs(self) -> bool:
         """Whether there was anything to compile: not where Dynamo makes no graph, or Inductor fails or is wrong too."""
         record = self.compiled
-        failed = "fail_to_run" in (
-            self.value("fill", "inductor", "status"),
-            self.value("accuracy", "torchrelay", "inductor"),
-        ) or "fail_accuracy" == self.value("accuracy", "torchrelay", "inductor")
+        local = self.value("fill", "inductor", "status"), self.value("accuracy", "torchrelay", "inductor")
+        failed = bool({"fail_to_run", "fail_accuracy"} & {*local})
         return record is not None and not failed and bool(record.get("graphs") or record["status"] != "pass")
 
     @property

@@ -49,8 +49,6 @@ class Limits(Struct, frozen=True, kw_only=True):
 _PIECE = 1 << 20
 _WINDOW_LOG = 23
 """`compress` makes frames with windows of 2 MiB at most; one that asks a reader for more than 8 is not its."""
-
-
 _request_encoder = msgspec.msgpack.Encoder()
 
 

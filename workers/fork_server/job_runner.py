@@ -345,8 +345,6 @@ def _died(job: WorkerJob, code: int) -> JobFailed:
     if code >= 0:
         raise CompileKilled(f"the {job.work} process ended with exit status {code} and no answer")
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = "Compile locally, and report it: the worker's log says where it crashed" if -code in _CRASHES else ""
-    raise CompileKilled(f"the {job.work} process was ended by {name}", hint=hint or None)
-
-
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+    crashed = name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+    hint = "Compile locally, and report it: the worker's log says where it crashed" if crashed else None
+    raise CompileKilled(f"the {job.work} process was ended by {name}", hint=hint)

@@ -141,10 +141,8 @@ def _detached(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-RUNS = 2
-"""With how many runs that round at random values are judged."""
-MORE_RUNS = 8
-"""The same where one seemed wrong."""
+RUNS = (2, 8)
+"""With how many runs that round at random values are judged; and in the second draw, where one seemed wrong."""
 
 
 class EagerRounding:
@@ -160,7 +158,7 @@ class EagerRounding:
         expected: Mapping[Any, Any],
         rounded: Callable[[int], Mapping[Any, Any]],
         exact: Callable[[], Mapping[Any, Any]],
-        runs: int = RUNS,
+        runs: int = RUNS[0],
     ) -> None:
         """expected: eager's values by name. rounded(run): those of a run that rounds at random, by its number.
         exact(): in float64; raises RuntimeError or TypeError if an operator does not take it."""

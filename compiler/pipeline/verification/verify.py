@@ -134,10 +134,9 @@ def verify(
             if len(comparison.chaotic) <= FEW * comparison.values:
                 break
     best = min(comparisons, key=lambda comparison: len(comparison.chaotic))
-    if not best.chaotic:
-        return passed(best.worst)
-    reason = f"rounding decides {len(best.chaotic)} of {best.values} values: {best.chaotic[0]}"[:1000]
-    return skipped(reason) if 2 * len(best.chaotic) > best.values else passed(best.worst, reason)
+    count = len(best.chaotic)
+    reason = f"rounding decides {count} of {best.values} values: {best.chaotic[0]}"[:1000] if count else ""
+    return skipped(reason) if 2 * count > best.values else passed(best.worst, reason)
 
 
 DEVIATIONS = (0.7, 0.35, 0.1)
@@ -172,13 +171,9 @@ def _compared(
         dict(outcomes.named(expected)),
         lambda run: dict(outcomes.named(eager(rounded=run))),
         lambda: dict(outcomes.named(eager(exact=True))),
-        _runs(facts),
+        outcomes.RUNS[facts.seed],
     )
     return outcomes.compare(expected, found, precision, rounding, _exact_names(request, facts))
-
-
-def _runs(facts: InputFacts) -> int:
-    return outcomes.MORE_RUNS if facts.seed else outcomes.RUNS
 
 
 def input_facts(
@@ -225,7 +220,7 @@ def _replayed(
         judged = functools.partial(outcomes.judge, name, want, have, reference, floor, precision, floor)
         comparison.add(name, judged)
 
-    with compile_fx.intercepting_calls(halves, random_replay.Replay(compare, _runs(facts))):
+    with compile_fx.intercepting_calls(halves, random_replay.Replay(compare, outcomes.RUNS[facts.seed])):
         try:
             _run(request, compiled, symbols, facts)
         except VerifyFailed as error:

@@ -9,6 +9,7 @@ import httpx2
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from frame_programs import program
 from service_parts import TOKEN, Running, StartGateway, graph, post
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.artifacts.programs.team_programs import TeamPrograms
@@ -16,7 +17,7 @@ from torchrelay.clients.gateway.compile_client import GatewayClient
 from torchrelay.clients.settings import ClientSettings
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.artifact.programs import shared
-from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph
+from torchrelay.compiler.artifact.programs.records import FrameProgram
 from torchrelay.compiler.artifact.signing import Trust, read_key
 from torchrelay.compiler.graph.toolchain import local_target, local_toolchain
 from torchrelay.compiler.request import codec, key
@@ -25,27 +26,6 @@ FUNCTION = "ab" * 32
 NOBODY = "http://127.0.0.1:1"
 
 Connect = Callable[..., TeamPrograms]
-
-
-def program(number: int = 0) -> FrameProgram:
-    return FrameProgram(
-        bytecode=b"bytecode %d" % number,
-        constants=[],
-        sources=[],
-        guards=[],
-        key_order=[],
-        sizes=[],
-        same_inputs=[],
-        builtins="",
-        globals=[],
-        graphs=[ProgramGraph("compiled", "0" * 64, b"request")],
-        traced=[],
-        asked=[],
-        registered=[],
-        kernels="",
-        shapes=[],
-        automatic=[],
-    )
 
 
 @pytest.fixture

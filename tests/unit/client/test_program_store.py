@@ -9,35 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from frame_programs import program
 from torchrelay.clients.artifacts.programs import store
 from torchrelay.clients.artifacts.programs.process_programs import ProcessPrograms
 from torchrelay.clients.artifacts.programs.store import ProgramStore
 from torchrelay.clients.reports.run_report import StaleProgramWarning
-from torchrelay.compiler.artifact.programs.records import FrameProgram, ProgramGraph
+from torchrelay.compiler.artifact.programs.records import FrameProgram
 from torchrelay.compiler.torch_internals.dynamo.programs.frames import FrameName
-
-PROGRAM = FrameProgram(
-    bytecode=b"bytecode",
-    constants=[],
-    sources=[],
-    guards=[],
-    key_order=[],
-    sizes=[],
-    shapes=[],
-    automatic=[],
-    same_inputs=[],
-    builtins="",
-    globals=[],
-    graphs=[ProgramGraph("compiled", "0" * 64, b"request")],
-    traced=[],
-    asked=[],
-    registered=[],
-    kernels="",
-)
-
-
-def program(number: int) -> FrameProgram:
-    return msgspec.structs.replace(PROGRAM, bytecode=b"bytecode %d" % number)
 
 
 def kept(folder: Path, key: str = "key") -> list[FrameProgram]:
@@ -136,14 +114,14 @@ def test_ranks_that_start_at_one_time_make_one_key_of_the_user(
     def while_another_starts(count: int) -> bytes:
         if not others:
             second = ProgramStore(tmp_path / "cache", tmp_path / "state")
-            others.append(threading.Thread(target=second.add, args=("second", PROGRAM)))
+            others.append(threading.Thread(target=second.add, args=("second", program())))
             others[0].start()
             others[0].join(0.5)  # it waits for the key, or has failed
         return token_bytes(count)
 
     monkeypatch.setattr(store.secrets, "token_bytes", while_another_starts)
     first = ProgramStore(tmp_path / "cache", tmp_path / "state")
-    first.add("first", PROGRAM)
+    first.add("first", program())
     others[0].join()
     for reader in (first, ProgramStore(tmp_path / "cache", tmp_path / "state")):
-        assert [list(reader.variants(name)) for name in ("first", "second")] == [[PROGRAM], [PROGRAM]]
+        assert [list(reader.variants(name)) for name in ("first", "second")] == [[program()], [program()]]

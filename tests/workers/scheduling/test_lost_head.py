@@ -25,16 +25,6 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    made = Nodes()
-    try:
-        made.head()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def dispatcher(nodes: Nodes, redis_server: RedisServer, tmp_path: Path) -> Iterator[psutil.Popen]:
     """The role, as `torchrelay dispatcher` starts it."""
     port = str(free_port())

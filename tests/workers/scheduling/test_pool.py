@@ -398,12 +398,16 @@ asyncio.run(main())
 """
 
 
+def prints(text: str, script: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", script, RAY_TOKEN, *arguments], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout) == (0, f"{text}\n"), done.stderr
+
+
 def test_who_is_terminated_may_take_its_time_to_end_in_order():
     """Ray's own handler of SIGTERM aborts the process 3 s later."""
-    done = subprocess.run(
-        [sys.executable, "-c", TERMINATED, RAY_TOKEN], capture_output=True, text=True, timeout=240
-    )
-    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+    prints("closed", TERMINATED)
 
 
 RAYLET_HANGS = """
@@ -431,10 +435,7 @@ asyncio.run(main())
 
 def test_a_raylet_that_has_to_be_killed_leaves_no_process():
     """Ray kills one that does not end within a second; its agents notice that a minute later."""
-    done = subprocess.run(
-        [sys.executable, "-c", RAYLET_HANGS, RAY_TOKEN], capture_output=True, text=True, timeout=240
-    )
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    prints("[]", RAYLET_HANGS)
 
 
 HEAD_LOST = """
@@ -472,10 +473,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("then", ["leaves", "stops", "waits"])
 def test_a_process_whose_question_a_dead_head_never_answers_ends_all_the_same(then):
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD_LOST, RAY_TOKEN, then], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    prints("[]", HEAD_LOST, then)
 
 
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from pool_parts import RAY_TOKEN
-from ray_nodes import Nodes
 from torchrelay.compiler.api.training.events import LogLines, RankEnded, RankStarted
 from torchrelay.workers.pool import PoolSettings, WorkerPool, ray_environment, why_no_room
 from train_engine_parts import FIRST_WAITS, HANG_SECONDS, MEET, Site, gone
@@ -26,16 +24,6 @@ STAYS = """
         time.sleep(0.1)
     dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    made = Nodes()
-    try:
-        made.head()
-        yield made
-    finally:
-        made.close()
 
 
 def world(size):
