@@ -164,15 +164,17 @@ def totals(rows: Sequence[Row]) -> list[str]:
         f"Right by PyTorch's rule: {share(sum(row.accuracy == 'pass' for row in judged), len(judged))}, "
         f"without {len(ran) - len(judged)} that Inductor gets wrong too.",
     ]
-    for phase, mode in (("time", ""), ("cuda-graphs", " with CUDA graphs")):
+    for timed_in, mode in (("time", ""), ("cuda-graphs", " with CUDA graphs")):
         for way in ("inductor", "torchrelay"):
-            speedups = [value for row in built if (value := row.speedup(way, phase)) is not None]
+            speedups = [value for row in built if (value := row.speedup(way, timed_in)) is not None]
             if speedups:
-                mean = f"{statistics.geometric_mean(speedups):.3f} (geometric mean of {len(speedups)})"
-                lines.append(f"Step time{mode}, eager / {way}: {mean}.")
-        ratios = [(ratio, row.name) for row in built if (ratio := row.value(phase, "all", "to_inductor"))]
-        if ratios:
-            lines.append("Slowest{} beside Inductor: {:.3f} ({}).".format(mode, *max(ratios)))
+                mean = statistics.geometric_mean(speedups)
+                lines.append(
+                    f"Step time{mode}, eager / {way}: {mean:.3f} (geometric mean of {len(speedups)})."
+                )
+        slower = [(ratio, row.name) for row in built if (ratio := row.value(timed_in, "all", "to_inductor"))]
+        if slower:
+            lines.append("Slowest{} beside Inductor: {:.3f} ({}).".format(mode, *max(slower)))
     stages = [each for row in built if (each := row.value("fill", "torchrelay", "compile"))]
     if stages:
         shares = [each.get("verify", 0.0) / sum(each.values()) for each in stages]

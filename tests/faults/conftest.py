@@ -19,8 +19,8 @@ __all__ = ["gateway", "http", "redis_server", "settings", "start_gateway", "star
 
 
 @pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    server = RedisServer()
+def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = RedisServer(persistent=getattr(request.module, "PERSISTENT", False))
     server.start()
     yield server
     server.close()

@@ -58,7 +58,7 @@ class _Generators(NamedTuple):
 class Replay:
     """Runs graphs with ATen and compares their values with the compiled graphs'. `graphs`: how many it has run."""
 
-    def __init__(self, compare: Compare, runs: int = RUNS) -> None:
+    def __init__(self, compare: Compare, runs: int = RUNS[0]) -> None:
         self._compare = compare
         self._runs = runs
         self.graphs = 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import importlib.util
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -37,34 +39,64 @@ def test_each_name_of_a_suite_has_an_entry(suite: str, registry: Any) -> None:
     assert all((model.build is None) == bool(model.missing) for model in models.values())
 
 
-def test_models_for_which_a_gpu_had_no_room_run_again_with_fewer_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+@pytest.fixture
+def run_zoo(tmp_path: Path, registry: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """The records of four models, of which each job is a call of `child`."""
     from support import zoo_jobs, zoo_records
 
+    def run(phase: str, parallel: int, child: Callable[..., dict[str, Any]]) -> list[Any]:
+        plan = dict.fromkeys(field.name for field in dataclasses.fields(zoo_jobs.Plan))
+        plan |= {
+            "parallel": parallel,
+            "minutes": 1.0,
+            "timeout": 60.0,
+            "precision": "amp",
+            "ways": ("torchrelay",),
+        }
+        models: dict[str, Any] = {f"m/{number}": SimpleNamespace(missing="") for number in range(4)}
+        records = zoo_records.Records(tmp_path / "records.jsonl")
+        zoo = zoo_jobs.Zoo(zoo_jobs.Plan(**plan), models, records, tmp_path, None)
+        monkeypatch.setattr(zoo, "_child", child)
+        zoo.run(phase)
+        return records.all()
+
+    return run
+
+
+def test_models_for_which_a_gpu_had_no_room_run_again_with_fewer_at_once(
+    run_zoo: Callable[..., list[Any]],
+) -> None:
     alone = threading.Lock()
     ran: list[str] = []
 
-    class Small(zoo_jobs.Zoo):
-        def _child(self, job: Any, timeout: float) -> dict[str, Any]:
-            ran.append(job.model)
-            if ran.count(job.model) == 1 and job.model != "m/0":
-                return {"status": "model_fail_to_load", "error": FULL}
-            assert alone.acquire(blocking=False)
-            time.sleep(0.02)
-            alone.release()
-            return {"status": "pass"}
+    def child(job: Any, timeout: float, turn: None) -> dict[str, Any]:
+        ran.append(job.model)
+        if ran.count(job.model) == 1 and job.model != "m/0":
+            return {"status": "model_fail_to_load", "error": FULL}
+        assert alone.acquire(blocking=False)
+        time.sleep(0.02)
+        alone.release()
+        return {"status": "pass"}
 
-    plan = dict.fromkeys(field.name for field in dataclasses.fields(zoo_jobs.Plan))
-    values = {"parallel": 4, "minutes": 1.0, "timeout": 60.0, "precision": "amp", "ways": ("torchrelay",)}
-    models: dict[str, Any] = {f"m/{number}": SimpleNamespace(missing="") for number in range(4)}
-    records = zoo_records.Records(tmp_path / "records.jsonl")
-    zoo = Small(zoo_jobs.Plan(**plan | values), models, records, tmp_path, None)
-    zoo.run("fill")
-    found = [records.get(name, "fill", "torchrelay", "amp")["status"] for name in models]
-    assert found == ["pass"] * 4
-    assert sorted(ran) == sorted([*models, *models][1:])
+    found = run_zoo("fill", 4, child)
+    assert [record["status"] for record in found] == ["pass"] * 4
+    assert sorted(ran) == sorted([record["model"] for record in found] * 2)[1:]
+
+
+def test_what_is_timed_is_timed_alone_when_all_with_it_are_ready(run_zoo: Callable[..., list[Any]]) -> None:
+    told: list[str] = []
+
+    def child(job: Any, timeout: float, turn: TextIO) -> dict[str, Any]:
+        time.sleep(0.1 * int(job.model[-1]))
+        told.append("ready")
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        told.append("begins")
+        time.sleep(0.02)
+        told.append("ends")
+        return {"status": "pass"}
+
+    assert len(run_zoo("time", 2, child)) == 4
+    assert told == ["ready", "ready", *["begins", "ends"] * 2] * 2
 
 
 FULL = "ModuleNotFoundError: no module\nfrom AcceleratorError: CUDA error: out of memory"

@@ -28,7 +28,7 @@ torch.testing.assert_close(out, products(x, w, v), rtol=1e-4, atol=1e-4)
 """
 
 
-def compiled(service: PrivateService, script: Path, between: str) -> artifact_manifest.Manifest:
+def compiled(service: PrivateService, script: Path, between: str, **more: str) -> artifact_manifest.Manifest:
     """The manifest of the one artifact that the script's run made, on a machine of its own."""
     machine = script.parent / between
     environment = {
@@ -38,9 +38,10 @@ def compiled(service: PrivateService, script: Path, between: str) -> artifact_ma
         "TORCHRELAY_PREFETCH": "0",
         "TORCHRELAY_CACHE_DIR": str(machine),
         "XDG_STATE_HOME": str(machine / "state"),
+        **more,
     }
     command = [sys.executable, str(script), between]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     (file,) = [path for path in (machine / "artifacts").rglob("*") if len(path.stem) == 64]
     return container.read_manifest(file.read_bytes())

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from torchrelay.compiler.artifact import container, manifest
+from test_tuning import compiled
 from torchrelay.examples.harness.private_service import PrivateService
 from waiting import wait_until
 
@@ -58,25 +55,6 @@ class Seen(threading.Thread):
         self.join(30)
 
 
-def compiled(service: PrivateService, script: Path, between: str) -> manifest.Manifest:
-    """The manifest of the one artifact that the script's run made, on a machine of its own."""
-    machine = script.parent / between
-    environment = {
-        **os.environ,
-        **service.environment,
-        "TORCHRELAY_MODE": "require",
-        "TORCHRELAY_PREFETCH": "0",
-        "TORCHRELAY_CACHE_DIR": str(machine),
-        "XDG_STATE_HOME": str(machine / "state"),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(script), between]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    (file,) = [path for path in (machine / "artifacts").rglob("*") if len(path.stem) == 64]
-    return container.read_manifest(file.read_bytes())
-
-
 def count(http: httpx2.Client, line: str) -> float:
     """A sample of /metrics; 0 if there is none."""
     found = [each for each in http.get("/metrics").text.splitlines() if each.startswith(line + " ")]
@@ -97,11 +75,11 @@ def test_both_workers_search_a_compiles_problems_and_the_next_compile_knows_them
                 lambda: [each["state"] for each in http.get("/v1/workers").json()] == ["idle"] * 2, 120
             )
             with Seen(http) as seen:
-                first = compiled(service, script, "relu")
+                first = compiled(service, script, "relu", OMP_NUM_THREADS="1")
             assert len(seen.searching) == 2
             assert count(http, 'torchrelay_searches_total{outcome="found"}') == 4
             assert len(first.tuning) == 4
-            second = compiled(service, script, "tanh")
+            second = compiled(service, script, "tanh", OMP_NUM_THREADS="1")
             assert (second.searched, second.recalled) == (0, 4)
             assert count(http, 'torchrelay_searches_total{outcome="found"}') == 4
             assert {m.problem: m.winner for m in first.tuning} == {m.problem: m.winner for m in second.tuning}

@@ -36,14 +36,8 @@ PACE = 0.15
 
 StartGateway = Callable[..., Running]
 Start = Callable[..., TrainingGateway]
-
-
-@pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    server = RedisServer(persistent=True)
-    server.start()
-    yield server
-    server.close()
+PERSISTENT = True
+"""Redis' data outlive it."""
 
 
 @pytest.fixture

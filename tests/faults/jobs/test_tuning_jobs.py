@@ -28,14 +28,8 @@ ALL = PROBLEMS + 2
 
 StartGateway = Callable[..., Running]
 Start = Callable[[], SearchingGateway]
-
-
-@pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    server = RedisServer(persistent=True)
-    server.start()
-    yield server
-    server.close()
+PERSISTENT = True
+"""Redis' data outlive it."""
 
 
 @pytest.fixture
