@@ -109,7 +109,8 @@ class Trained:
     def step(self, callable_: Step) -> tuple[Any, Tensor | None]:
         """Forward and backward: outputs and loss."""
         self.built.model.zero_grad(set_to_none=True)
-        torch.compiler.cudagraph_mark_step_begin()
+        if self._mode != "default":  # it imports Inductor
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._amp):
             outputs = callable_(*self.built.args, **self.built.kwargs)
             loss = self.built.loss(outputs) if self.built.loss is not None else None
