@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from pool_parts import RAY_TOKEN
 from pydantic import SecretStr
+from ray_nodes import Nodes
 from service_parts import TOKEN, RedisServer, Running, free_port
-from test_lost_nodes import Nodes, nodes  # noqa: F401
 from torchrelay.compiler.api.training import working_directory
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.parts.worker_pool import worker_pool
@@ -61,7 +61,7 @@ def worlds(http: httpx2.Client, job: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_ranks_of_an_elastic_job_wait_for_no_compile_in_whatever_number(nodes: Nodes, tmp_path: Path) -> None:  # noqa: F811
+def test_ranks_of_an_elastic_job_wait_for_no_compile_in_whatever_number(nodes: Nodes, tmp_path: Path) -> None:
     nodes.add(cpu_slots=1)
     second = nodes.add()
     redis = RedisServer()
