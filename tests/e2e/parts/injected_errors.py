@@ -38,7 +38,7 @@ RELEASES = (
 )
 """The release of a lock cannot fail, and whoever comes next would wait for ever if it did; nor can a mode's end."""
 PROGRAMS = Path(os.environ["TORCHRELAY_CACHE_DIR"]) / "programs"
-STAND_INS = ("compiled", "looked_at", "invokes", "called", "found", "noted", "measured", "ordered")
+STAND_INS = ("compiled", "looked_at", "invokes", "called", "found", "noted", "measured", "ordered", "updated")
 """What stands in place of PyTorch's functions: it calls those, whose errors are PyTorch's, and what catches ours."""
 HANG_SECONDS = 300
 """After which a trial ends the script, with all threads' stacks."""
