@@ -206,12 +206,13 @@ class Zoo:
         machine = FreshMachine(
             root / ("torchrelay" if job.machine == "both" else job.machine), compiler=job.compiler
         )
+        at_once = 1 if job.phase == "first-step" else plan.parallel  # a start that is timed has them all
         assert self._service is not None, "only the phase `programs` runs without a service"
         more = {
             **self._service.environment,
             "TORCHRELAY_PROGRAMS": "team" if job.programs else "0",
             "TORCHRELAY_PROGRAMS_CHECK": "0",  # which start traces after all is drawn at random
-            "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // plan.parallel)),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // at_once)),
         }
         if job.machine == "both":
             own = FreshMachine(root / "inductor").environment()
