@@ -53,7 +53,7 @@ def _python() -> Iterator[str]:
     yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
     yield str(Path(sys.executable).resolve().parent)
     package = (
-        Path(__file__).resolve().parents[2]
+        Path(__file__).absolute().parents[2]
     )  # of a checkout only what a job imports: much may lie in one
     yield from (str(package / name) for name in ("__init__.py", "compiler", "workers"))
     yield from (entry for entry in sys.path if entry)

@@ -12,6 +12,8 @@ import functools
 import os
 import re
 import socket
+import subprocess
+import sys
 import sysconfig
 import threading
 import traceback
@@ -370,6 +372,34 @@ def test_a_gpus_job_may_do_what_cuda_does_as_it_starts_and_no_more(form: str, tm
     else:  # the filter alone: files are not its business
         allowed = {name for name in allowed if not name.startswith("opens")}
     assert allowed == wanted, found
+
+
+_IMPORTS_IN_A_JOB = """
+import os, pathlib, sys
+from torchrelay.workers.sandbox import isolation, visible_paths
+folder = pathlib.Path(sys.argv[1])
+(folder / "tmp").mkdir()
+sandbox = isolation.Sandbox("namespaces", visible_paths.visible_paths_of("cpu", os.environ), folder, [])
+def job():
+    from torchrelay.compiler.request import size_expr
+    os.write(1, size_expr.__file__.encode())
+sandbox.run(job, inherited=[], pid_pipe=os.open(os.devnull, os.O_WRONLY))
+"""
+
+
+def test_a_job_imports_from_a_package_that_is_reached_by_a_link(tmp_path: Path) -> None:
+    require("namespaces")
+    (tmp_path / "torchrelay").symlink_to(Path(visible_paths.__file__).resolve().parents[2])
+    (tmp_path / "own").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS_IN_A_JOB, str(tmp_path / "own")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},  # a home is not shown
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == str(tmp_path / "torchrelay/compiler/request/size_expr.py"), done.stderr
 
 
 def test_no_byte_of_a_request_is_decoded_outside_the_sandbox(tmp_path):
