@@ -38,7 +38,6 @@ def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> 
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     ]
-    # A CPU kernel's thread count is fixed when it is compiled. A graph with all tensors on a GPU has no such kernel.
     on_cpu = any(isinstance(v, torch.Tensor) and v.device.type == "cpu" and v.dim() > 0 for v in values)
     return schema.Ambient(
         grad=torch.is_grad_enabled(),
@@ -49,9 +48,14 @@ def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> 
         deterministic=torch.are_deterministic_algorithms_enabled(),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
         fill_uninitialized=bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
-        threads=config.codegen_threads() if kind == "cpu" or on_cpu else 1,
+        threads=_threads(kind, on_cpu),
         flags=sorted([*current_flags(), *_einsum_flags(gm)]),
     )
+
+
+def _threads(kind: str, on_cpu: bool) -> int:
+    """Of CPU kernels, which are compiled for a number. A graph with all tensors on a GPU has none."""
+    return config.codegen_threads() if kind == "cpu" or on_cpu else 1
 
 
 _BACKEND_FLAGS: dict[str, tuple[Any, str]] = {
@@ -101,9 +105,12 @@ def current_flags() -> list[tuple[str, bool | int | str]]:
     return sorted(values.items())
 
 
-def differing_process_state(state: schema.Ambient) -> str:
-    """What of the process' state is not as in `state`, as far as Dynamo has no guard for it: dtypes, precision,
-    threads and flags; '' if a graph that was captured in `state` would be captured in the same one now."""
+def differing_process_state(request: schema.GraphRequest) -> str:
+    """What of the process' state is not as in `request`, as far as no record of a guard says so: dtypes, precision,
+    threads and flags; '' if the graph would be captured in the same one now."""
+    state = request.ambient
+    tensors = [each for each in request.inputs if isinstance(each, schema.TensorInput)]
+    threads = _threads(request.target.kind, any(each.device == "cpu" and each.shape for each in tensors))
     settings: Any = torch.backends.opt_einsum
     flags = dict(current_flags())
     if any(name == _EINSUM for name, _ in state.flags) and settings.is_available() and settings.enabled:
@@ -118,7 +125,7 @@ def differing_process_state(state: schema.Ambient) -> str:
             else []
         ),
         *(["fill_uninitialized_memory"] if state.fill_uninitialized != filled else []),
-        *(["the number of threads"] if state.threads not in (1, config.codegen_threads()) else []),
+        *(["the number of threads"] if state.threads != threads else []),
         *sorted(name for name, _ in {*flags.items()} ^ {*state.flags}),
     ]
     return ", ".join(dict.fromkeys(others))

@@ -208,7 +208,7 @@ def other_settings(request: schema.GraphRequest, inductor: Options, aot: Options
         return "another device"
     if (inductor, aot) != (request.options, request.aot_options):
         return "the compiler's configuration"
-    return differing_process_state(request.ambient)
+    return differing_process_state(request)
 
 
 def _other_device(request: schema.GraphRequest, record: ProgramGraph) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchrelay.compiler.torch_internals.dynamo.programs import guards
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 CHILD = Path(__file__).parents[1] / "parts" / "program_child.py"
@@ -155,3 +156,25 @@ def test_a_process_with_another_environment_traces_what_asks_for_it(tmp_path: Pa
     assert [each["started"] for each in absent.values()] == [0, 0]
     assert [each["started"] for each in present.values()] == [0, 1], present
     assert is_right(present["environment"])
+
+
+def test_a_process_with_more_threads_traces_what_has_kernels_on_a_cpu(tmp_path: Path) -> None:
+    before = start(tmp_path, {"nothing": ENVIRONMENT["nothing"]})["nothing"]
+    after = start(tmp_path, {"nothing": ENVIRONMENT["nothing"]}, OMP_NUM_THREADS="2")["nothing"]
+    assert (before["started"], after["started"]) == (0, 0)
+    assert any("the number of threads" in reason for reason in after["reasons"]), after
+
+
+def test_the_number_of_threads_is_no_condition_of_a_trace() -> None:
+    """Graphs with all tensors on a GPU start on a machine with other processors."""
+    before = torch.get_num_threads()
+    states = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            states.append(guards.EXPECTED["GRAD_MODE"](None, {}))
+    finally:
+        torch.set_num_threads(before)
+    assert states[0] == states[1]
+    with torch.no_grad():
+        assert guards.EXPECTED["GRAD_MODE"](None, {}) != states[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .... import decoding
 from ....artifact.programs.records import GuardRecord, NotPortable, SizesRecord
 from ....request.allowed_names import words
 from . import values
@@ -47,9 +48,11 @@ def _type(value: Any, more: Values) -> Any:
 
 
 def _global_state(value: Any, more: Values) -> Any:
-    """torch._C._dynamo.guards.GlobalStateGuard: gradients, autocast, determinism, threads, precision."""
+    """torch._C._dynamo.guards.GlobalStateGuard: gradients, autocast, determinism, precision. Not the number of threads,
+    which kernels depend on and a trace does not: a start compares it for graphs that have kernels on a CPU."""
+    state = decoding.from_json(torch._C._dynamo.guards.GlobalStateGuard().__getstate__(), type=dict[str, Any])
     return [
-        str(torch._C._dynamo.guards.GlobalStateGuard().__getstate__()),
+        str({name: value for name, value in sorted(state.items()) if name != "num_threads"}),
         torch._C._is_torch_function_enabled(),
         torch._C._len_torch_function_stack(),
         values.hooks_of_all_modules(),
