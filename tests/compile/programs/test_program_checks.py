@@ -57,6 +57,7 @@ def _without(program: FrameProgram, name: str) -> FrameProgram:
         SIZES["int and a branch"],
         EFFECTS["graph break with a closure, callee edited"],
         EFFECTS["graph break under a context manager"],
+        EFFECTS["graph break in a comprehension, callee edited"],
         MODULES["second forward hook"],
         MODULES["weights tied"],
         REGISTERED["the class with a registered one"],

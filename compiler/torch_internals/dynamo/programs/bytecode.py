@@ -18,6 +18,10 @@ from . import values
 # Names of the global variables that Dynamo makes for its bytecode.
 GRAPH = "__compiled_fn"
 RESUME = "__resume_at"
+COMPREHENSION = "__comprehension_"
+"""Of a comprehension that breaks a graph. From Python 3.12 on it is no function of its own: Dynamo makes one, and does
+not compile it."""
+FUNCTIONS = (RESUME, COMPREHENSION)
 BUILTINS = "__builtins_dict__"
 VALUE = "__program_value"
 OPTIMIZER = "__optimizer_"
@@ -26,6 +30,8 @@ ALIAS = "__import_"
 """Of a module; as long as the module is imported, all frames share it."""
 
 
+_NOTHING = lambda: None  # noqa: E731
+"""What Dynamo calls where it takes a null from the stack (PyCodegen.pop_null)."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, types.EllipsisType)
 
 
@@ -113,12 +119,20 @@ def _object(value: Any) -> Any:
         case types.MethodType() if isinstance(owner := value.__self__, type):
             if getattr(owner, value.__name__, None) == value:  # as a named tuple's _make
                 return ["method", _object(owner), value.__name__]
+        case types.FunctionType() if _is_nothing(value):
+            return ["nothing"]
         case torch.Size() | range() | slice():
             state = (value.start, value.stop, value.step) if isinstance(value, range | slice) else value
             return [type(value).__name__, *map(values.constant, state)]
         case tuple() if type(value) is tuple:
             return ["tuple", *map(_object, value)]
     return values.constant(value)
+
+
+def _is_nothing(function: types.FunctionType) -> bool:
+    """Whether it takes no argument, and returns None."""
+    code, known = function.__code__, _NOTHING.__code__
+    return (code.co_code, code.co_consts, code.co_argcount) == (known.co_code, known.co_consts, 0)
 
 
 def _object_of(record: Any) -> Any:
@@ -139,6 +153,8 @@ def _object_of(record: Any) -> Any:
             return torch.Size(map(values.constant_of, parts))
         case ["tuple", *parts]:
             return tuple(map(_object_of, parts))
+        case ["nothing"]:
+            return _NOTHING
     return values.constant_of(record)
 
 

@@ -93,6 +93,9 @@ def _parts(program: FrameProgram) -> Parts:
     return parts
 
 
+_PREFIXES = (bytecode.GRAPH, *bytecode.FUNCTIONS, bytecode.BUILTINS)
+
+
 def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
     """Another name for each variable that Dynamo has made, in the order in which bytecode has them: its own name has
     counters, addresses and random numbers of its process."""
@@ -114,7 +117,7 @@ def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
     ]
     for position, name in enumerate(dict.fromkeys([*used, *generated])):
         prefix = next(
-            (each for each in (bytecode.GRAPH, bytecode.RESUME, bytecode.BUILTINS) if name.startswith(each)),
+            (each for each in _PREFIXES if name.startswith(each)),
             "",
         )
         yield name, f"{prefix or bytecode.VALUE}_{position}"
@@ -174,7 +177,10 @@ def _constant(
     value: Any, renamed: Mapping[str, str], label: str, position: int
 ) -> Iterator[tuple[str, str, str]]:
     if isinstance(value, types.CodeType):
-        yield from _code(value, renamed, f"{value.co_name} in {label}")
+        name = value.co_name
+        if name.startswith(bytecode.COMPREHENSION):  # it ends with a counter
+            name = name.rpartition("_")[0]
+        yield from _code(value, renamed, f"{name} in {label}")
     else:
         shown = "a set" if isinstance(value, frozenset) else f"{value!r:.60}"
         yield (

@@ -251,7 +251,7 @@ def _globals(graph: Any, call: Mapping[str, Any], traced: Sequence[CodeReference
             found.append(GlobalRecord(name, value.__name__))
         elif name.startswith(bytecode.OPTIMIZER) and value() is call["locals"]["self"]:
             found.append(GlobalRecord(name))
-        elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(bytecode.RESUME):
+        elif isinstance(value, types.FunctionType | types.CodeType) and name.startswith(bytecode.FUNCTIONS):
             found.append(GlobalRecord(name, "", *bytecode.write(_resumed(value, scope), scope)))
         elif (function := getattr(value, "__name__", "")) and vars(builtins).get(function) is value:
             found.append(GlobalRecord(name, builtins.__name__, function=function))

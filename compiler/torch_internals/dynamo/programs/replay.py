@@ -136,7 +136,10 @@ class _Globals:
                 if scope.setdefault(each.name, module) is not module:
                     raise LookupError(f"a global variable {each.name}")
             else:
-                self.renamed[each.name] = unique_id(bytecode.RESUME if each.code else bytecode.VALUE)
+                prefixes = (
+                    prefix for prefix in bytecode.FUNCTIONS if each.code and each.name.startswith(prefix)
+                )
+                self.renamed[each.name] = unique_id(next(prefixes, bytecode.VALUE))
                 if each.function:
                     self.add(each.name, bytecode.global_of(each.module, each.function))
                 elif each.module:
@@ -234,7 +237,9 @@ def _guarded(
     for each in variant.globals:
         if each.code:
             resumed = _shared(code, _renamed(codes[each.name], scope.renamed))
+            _skip_comprehensions(resumed)
             scope.add(each.name, _function(resumed, scope.scope, scope.renamed[each.name]))
+    _skip_comprehensions(compiled)
     internals: Any = convert_frame
     internals.orig_code_map[compiled] = code
     internals.output_codes.add(compiled)
@@ -256,6 +261,14 @@ def _shared(parent: types.CodeType, code: types.CodeType) -> types.CodeType:
         return cache[parent].setdefault(("torchrelay", code), code)  # type: ignore[no-any-return]
     except TypeError:  # a constant without a hash, as the frame's global variables
         return code
+
+
+def _skip_comprehensions(code: types.CodeType) -> None:
+    from torch._dynamo.eval_frame import skip_code
+
+    for each in digests.nested(code):
+        if each.co_name.startswith(bytecode.COMPREHENSION):
+            skip_code(each)
 
 
 def _called(variant: FrameProgram) -> list[str]:
