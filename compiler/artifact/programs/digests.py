@@ -27,6 +27,8 @@ _UNREAD = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__firs
 """Names in each class."""
 _ADDRESS = "_torchdynamo_wrapper_id"
 """An attribute of functions that says where in memory another function is, which their closures hold."""
+_INLINED = "_torchdynamo_inline"
+"""An attribute of what torch.jit.script and trace make of a function, which Dynamo traces instead."""
 
 
 K = TypeVar("K")
@@ -253,6 +255,8 @@ def _reached(subject: Any, seen: set[int], depth: int) -> Iterator[types.Functio
             yield from _reached(subject.func, seen, depth + 1)
         case _ if isinstance(subject, functools._lru_cache_wrapper):
             yield from _reached(subject.__wrapped__, seen, depth + 1)
+        case _ if (inlined := inspect.getattr_static(subject, _INLINED, None)) is not None:
+            yield from _reached(inlined, seen, depth + 1)
 
 
 def _of_library(kind: type) -> bool:
