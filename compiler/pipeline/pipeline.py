@@ -198,16 +198,19 @@ def _verified(
     triton: triton_kernels.TritonKernels,
     clock: in_compile.StageClock,
 ) -> artifact_manifest.Verification:
-    """Verify. Time spent waiting for the C++ compiler counts for the inductor stage, and what the first run measures of
-    a GPU's kernels for autotune."""
-    before, measured = compiled.building.waited, triton.measuring
+    """Verify. Time spent waiting for the C++ compiler counts for the inductor stage. The first run of compiled code
+    counts for autotune where kernels are measured in it, which is done without verification too."""
+    before, measures = compiled.building.waited, triton.undecided()
+    runs: list[float] = []
     found = verify.verify(
         request,
         compiled.run,
         runnable=why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
         halves=compiled.halves,
+        on_run=runs.append,
     )
-    waited, measured = compiled.building.waited - before, triton.measuring - measured
+    waited = compiled.building.waited - before
+    measured = max(0.0, runs[0] - waited) if measures and runs else 0.0
     clock.move(waited, "verify", "inductor")
     clock.move(measured, "verify", "autotune")
     return msgspec.structs.replace(found, seconds=found.seconds - waited - measured)

@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -56,12 +57,14 @@ class _Generators(NamedTuple):
 
 
 class Replay:
-    """Runs graphs with ATen and compares their values with the compiled graphs'. `graphs`: how many it has run."""
+    """Runs graphs with ATen and compares their values with the compiled graphs'. `graphs`: how many it has run;
+    `seconds`: of the compiled ones' runs."""
 
     def __init__(self, compare: Compare, runs: int = RUNS[0]) -> None:
         self._compare = compare
         self._runs = runs
         self.graphs = 0
+        self.seconds = 0.0
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Return `run(inputs)`, and compare its outputs and changed inputs with those of `gm`."""
@@ -77,7 +80,9 @@ class Replay:
         except Exception as error:  # random inputs may be invalid, such as an index out of range
             raise CannotReplay(f"{type(error).__name__}: {str(error)[:200]}") from error
         state.put_back()
+        began = time.perf_counter()
         outputs = _listed(run(inputs))
+        self.seconds += time.perf_counter() - began
         after = _Generators.now()
         self._judge_by_any(references, outputs, given)
         after.put_back()

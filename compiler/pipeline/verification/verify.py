@@ -64,11 +64,13 @@ def verify(
     *,
     runnable: str = "",
     halves: Mapping[int, torch.fx.GraphModule] | None = None,
+    on_run: Callable[[float], None] = lambda seconds: None,
 ) -> manifest.Verification:
     """Compare `compiled` with eager. `runnable`: why this worker cannot run the code, '' if it can.
 
     halves: the graphs that Inductor compiled, by the id of their compiled form; a graph that draws random numbers is
-    compared by them. Raises VerifyFailed with the first value that differs.
+    compared by them. on_run: takes the seconds of each run of `compiled`, with its gradients. Raises VerifyFailed with
+    the first value that differs.
     """
     start = time.perf_counter()
 
@@ -94,12 +96,12 @@ def verify(
 
     def compared(facts: InputFacts) -> outcomes.Comparison:
         if name and halves:
-            return _replayed(request, gm, compiled, symbols, facts, halves)
+            return _replayed(request, gm, compiled, symbols, facts, halves, on_run)
         try:
             expected = _run(request, gm, symbols, facts)
         except Exception as error:
             raise _Skipped(_cannot_run(error)) from error
-        return _compared(request, gm, compiled, symbols, expected, facts)
+        return _compared(request, gm, compiled, symbols, expected, facts, on_run)
 
     comparisons: list[outcomes.Comparison] = []
     for deviation in DEVIATIONS:
@@ -162,9 +164,12 @@ def _compared(
     symbols: dict[str, int],
     expected: outcomes.Outcome,
     facts: InputFacts,
+    on_run: Callable[[float], None],
 ) -> outcomes.Comparison:
     """Compare with eager. Raises VerifyFailed."""
+    began = time.perf_counter()
     found = _run(request, compiled, symbols, facts)
+    on_run(time.perf_counter() - began)
     eager = functools.partial(_run, request, gm, symbols, facts)
     precision = _precision(request, gm, expected.outputs)
     rounding = outcomes.EagerRounding(
@@ -210,6 +215,7 @@ def _replayed(
     symbols: dict[str, int],
     facts: InputFacts,
     halves: Mapping[int, torch.fx.GraphModule],
+    on_run: Callable[[float], None],
 ) -> outcomes.Comparison:
     """Compare forward and backward with ATen; only the forward where that is wrong."""
     precision = _precision(request, gm, [])
@@ -220,12 +226,14 @@ def _replayed(
         judged = functools.partial(outcomes.judge, name, want, have, reference, floor, precision, floor)
         comparison.add(name, judged)
 
-    with compile_fx.intercepting_calls(halves, random_replay.Replay(compare, outcomes.RUNS[facts.seed])):
+    replay = random_replay.Replay(compare, outcomes.RUNS[facts.seed])
+    with compile_fx.intercepting_calls(halves, replay):
         try:
             _run(request, compiled, symbols, facts)
         except VerifyFailed as error:
             name, _, _ = error.message.partition(" differs")
             comparison.wrong = {name: error.message}
+    on_run(replay.seconds)
     return comparison
 
 

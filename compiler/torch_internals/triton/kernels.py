@@ -14,7 +14,6 @@ import json
 import math
 import os
 import pickle
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -51,8 +50,6 @@ class TritonKernels:
         """While coordinate descents take turns."""
         self.late: dict[int, list[Any]] = {}
         self.timings: dict[int, TritonWinner] = {}
-        self.measuring = 0.0
-        """Seconds in which kernels' candidates were measured: the first run of each, whoever makes it."""
 
     def undecided(self) -> bool:
         """Whether any kernel has several candidates left, or its descent before it: it has not run yet."""
@@ -122,15 +119,6 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
         kernels.late.setdefault(id(self), []).append(_unloaded_copy(result))
         return result
 
-    @contextlib.contextmanager
-    def measuring() -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            kernels.measuring += time.perf_counter() - began
-
-    @measuring()
     def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
         source = keys.get(id(self))
         problem = None if source is None else _measurement_key(source, self.launchers, args)
@@ -149,7 +137,6 @@ def recording_triton_kernels(exchange: KernelExchange | None = None) -> Iterator
 
     descend: Any = CachingAutotuner._coordinate_descent_tuning
 
-    @measuring()
     def coordinate_descent_tuning(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
         source = keys.get(id(self))
         if source is None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def test_a_right_answer_passes() -> None:
     request = request_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8))
     found = verify(request, wrapped(request))
     assert (found.status, found.reason) == ("passed", "")
+
+
+def test_the_seconds_of_a_run_of_compiled_code_are_told_apart_from_what_it_is_compared_with() -> None:
+    """Its first run measures kernels, with or without verification."""
+    request = request_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8))
+    seconds: list[float] = []
+    waiting = wrapped(request, change=lambda *_: time.sleep(0.2))
+    found = verify(request, waiting, on_run=seconds.append)
+    assert len(seconds) == 1
+    assert 0.2 <= seconds[0] < found.seconds
 
 
 def test_a_wrong_output_is_named() -> None:

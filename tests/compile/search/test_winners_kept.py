@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from torchrelay.compiler.torch_internals.triton import kernels as triton_kernels
 
 
@@ -48,29 +46,3 @@ def test_a_kernel_that_has_yet_to_descend_is_undecided() -> None:
     assert kernels.undecided()
     running.launchers[0].config.found_by_coordesc = True
     assert not kernels.undecided()
-
-
-def test_seconds_of_measuring_candidates_are_known_apart_from_the_run_that_caused_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    class Launcher:
-        config = Config(XBLOCK=64)
-
-    def measure(self: Any) -> dict[Any, float]:
-        time.sleep(0.05)
-        return {Launcher(): 0.1}
-
-    def descend(self: Any, launcher: Any) -> Any:
-        time.sleep(0.05)
-        return launcher
-
-    monkeypatch.setattr(CachingAutotuner, "benchmark_all_configs", measure)
-    monkeypatch.setattr(CachingAutotuner, "_coordinate_descent_tuning", descend)
-    running: Any = kernel(Config(XBLOCK=64), Config(XBLOCK=128))
-    with triton_kernels.recording_triton_kernels() as kernels:
-        CachingAutotuner.benchmark_all_configs(running)
-        measured = kernels.measuring
-        CachingAutotuner._coordinate_descent_tuning(running, running.launchers[0])
-    assert 0.05 <= measured <= kernels.measuring - 0.05

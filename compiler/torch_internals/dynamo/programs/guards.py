@@ -50,7 +50,8 @@ def _type(value: Any, more: Values) -> Any:
 def _global_state(value: Any, more: Values) -> Any:
     """torch._C._dynamo.guards.GlobalStateGuard: gradients, autocast, determinism, precision. Not the number of threads,
     which kernels depend on and a trace does not: a start compares it for graphs that have kernels on a CPU."""
-    state = decoding.from_json(torch._C._dynamo.guards.GlobalStateGuard().__getstate__(), type=dict[str, Any])
+    told: Any = torch._C._dynamo.guards.GlobalStateGuard().__getstate__()
+    state = decoding.from_json(told, type=dict[str, Any])
     return [
         str({name: value for name, value in sorted(state.items()) if name != "num_threads"}),
         torch._C._is_torch_function_enabled(),
