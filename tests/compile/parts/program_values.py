@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from program_changes import edit, rows
 
 OWNER = """
@@ -86,10 +88,15 @@ VALUES = {
         {
             "annotations": "class A:\n«    a: int→    a: int\n    b: int»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * len(A.__annotations__)\n",
             "int subclass": "class T(int):\n    by = 2.0\n\n\nt = «T(3)→T(4)»\n\n\ndef program(x):\n    return x * t\n",
+        },
+        how="unfit",
+    ),
+    **rows(
+        {
             "cached property": "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        «return 2.0→return 3.0»\n\n\nbox = A()\n\n\ndef program(x):\n    return x * box.f\n",
             "cached property filled": "import functools\n\n\nclass A:\n    @functools.cached_property\n    def f(self):\n        return 2.0\n\n\nbox = A()\n«# here→box.__dict__['f'] = 5.0»\n\n\ndef program(x):\n    return x * box.f\n",
         },
-        how="unfit",
+        how="traced" if sys.version_info >= (3, 12) else "unfit",  # a lock before
     ),
     **rows(
         {
