@@ -19,8 +19,8 @@ from . import values
 GRAPH = "__compiled_fn"
 RESUME = "__resume_at"
 COMPREHENSION = "__comprehension_"
-"""Of a comprehension that breaks a graph. From Python 3.12 on it is no function of its own: Dynamo makes one, and does
-not compile it."""
+"""Dynamo makes a function of a comprehension that breaks a graph, since from Python 3.12 on it is none of its own, and
+does not compile it."""
 FUNCTIONS = (RESUME, COMPREHENSION)
 BUILTINS = "__builtins_dict__"
 VALUE = "__program_value"
