@@ -54,7 +54,7 @@ def read_ambient(kind: str, values: Sequence[Any], gm: torch.fx.GraphModule) -> 
 
 
 def _threads(kind: str, on_cpu: bool) -> int:
-    """Of CPU kernels, which are compiled for a number. A graph with all tensors on a GPU has none."""
+    """CPU kernels are compiled for a number of threads. A graph with all tensors on a GPU has none."""
     return config.codegen_threads() if kind == "cpu" or on_cpu else 1
 
 
