@@ -255,8 +255,8 @@ def _reached(subject: Any, seen: set[int], depth: int) -> Iterator[types.Functio
             yield from _reached(subject.func, seen, depth + 1)
         case _ if isinstance(subject, functools._lru_cache_wrapper):
             yield from _reached(subject.__wrapped__, seen, depth + 1)
-        case _ if (inlined := inspect.getattr_static(subject, _INLINED, None)) is not None:
-            yield from _reached(inlined, seen, depth + 1)
+        case _ if type(subject).__module__ == "torch.jit":
+            yield from _reached(getattr(subject, _INLINED, None), seen, depth + 1)
 
 
 def _of_library(kind: type) -> bool:

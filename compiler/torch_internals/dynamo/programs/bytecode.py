@@ -130,9 +130,10 @@ def _object(value: Any) -> Any:
 
 
 def _is_nothing(function: types.FunctionType) -> bool:
-    """Whether it takes no argument, and returns None."""
+    """Whether it is Dynamo's own function of no argument that returns None."""
     code, known = function.__code__, _NOTHING.__code__
-    return (code.co_code, code.co_consts, code.co_argcount) == (known.co_code, known.co_consts, 0)
+    same = (code.co_code, code.co_consts, code.co_argcount) == (known.co_code, known.co_consts, 0)
+    return same and function.__module__ == "torch._dynamo.codegen"
 
 
 def _object_of(record: Any) -> Any:

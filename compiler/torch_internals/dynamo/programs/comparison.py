@@ -116,10 +116,7 @@ def _renamed(program: FrameProgram) -> Iterator[tuple[str, str]]:
         if name in generated
     ]
     for position, name in enumerate(dict.fromkeys([*used, *generated])):
-        prefix = next(
-            (each for each in _PREFIXES if name.startswith(each)),
-            "",
-        )
+        prefix = next((each for each in _PREFIXES if name.startswith(each)), "")
         yield name, f"{prefix or bytecode.VALUE}_{position}"
 
 

@@ -136,10 +136,9 @@ class _Globals:
                 if scope.setdefault(each.name, module) is not module:
                     raise LookupError(f"a global variable {each.name}")
             else:
-                prefixes = (
-                    prefix for prefix in bytecode.FUNCTIONS if each.code and each.name.startswith(prefix)
-                )
-                self.renamed[each.name] = unique_id(next(prefixes, bytecode.VALUE))
+                prefixes = bytecode.FUNCTIONS if each.code else ()
+                prefix = next(filter(each.name.startswith, prefixes), bytecode.VALUE)
+                self.renamed[each.name] = unique_id(prefix)
                 if each.function:
                     self.add(each.name, bytecode.global_of(each.module, each.function))
                 elif each.module:
