@@ -1,7 +1,7 @@
 """Every model of the zoo: remote, right, and how fast: in: names, out: JSON lines, a table, docs/zoo.md, a picture.
 
     python benchmarks/zoo.py                                        # all phases, small on the CPU, real on a GPU
-    python benchmarks/zoo.py --suite timm --phase fill --parallel 12 --minutes 9
+    python benchmarks/zoo.py --phase fill,time,first-step --batch 16 --parallel 8 --minutes 9
     python benchmarks/zoo.py --only transformers/T5Small,timm/nfnet_l0 --phase accuracy,time --again
     python benchmarks/zoo.py --page                                 # the page and the picture from what is recorded
 
@@ -10,7 +10,7 @@ empty caches, by the service and by local Inductor, several at once. `accuracy` 
 once, and compiles what is not filled. `first-step` starts each again on a new machine (torchrelay's hit, the
 team's programs, PyTorch's Mega-Cache), `time` measures steps by turns, and so does `cuda-graphs` in mode
 reduce-overhead; of these, --parallel get ready at once, and are then measured one at a time. Caches and service live in
---state, so that phases can be run apart.
+--state, so that phases can be run apart; on another machine, `fill` makes those that a later phase needs.
 Each result is a line that is appended as soon as it is there; a model that has a line is passed over, unless --again.
 Each model runs in a process of its own, which is ended above --memory or --timeout.
 """
@@ -59,7 +59,10 @@ def measure(args: argparse.Namespace) -> bool:
         part, parts = args.sample
         names = names[part::parts]
     records = Records(args.recorded / f"{args.device}-{'small' if small else 'real'}.jsonl")
+    phases = tuple(args.phase.split(","))
     plan = Plan(
+        phases=phases,
+        batch=args.batch,
         device=args.device,
         small=small,
         precision=precision,
@@ -76,11 +79,9 @@ def measure(args: argparse.Namespace) -> bool:
     slots = ("--cpu-slots", str(args.slots)) if args.slots else ()
     with contextlib.ExitStack() as stack:
         service = None
-        if not set(args.phase.split(",")) <= set(WITHOUT_SERVICE):
+        if not set(phases) <= set(WITHOUT_SERVICE):
             service = stack.enter_context(PrivateService(args.state / "service", arguments=slots))
-        zoo = Zoo(plan, {name: known[name] for name in names}, records, args.state.resolve(), service)
-        for phase in args.phase.split(","):
-            zoo.run(phase)
+        Zoo(plan, {name: known[name] for name in names}, records, args.state.resolve(), service).run_all()
     return zoo_page.print_results(records, names)
 
 
@@ -101,6 +102,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=("auto", "small", "real"), default="auto")
     parser.add_argument("--precision", choices=("amp", "float32"), help="amp: autocast to bfloat16")
     parser.add_argument("--ways", default="eager,inductor,torchrelay", help="that are filled and timed")
+    parser.add_argument(
+        "--batch", type=int, default=0, help="models that go through all phases before others begin"
+    )
     parser.add_argument("--parallel", type=int, default=1, help="models that compile at once")
     parser.add_argument("--slots", type=int, default=0, help="compiles at once in the service, on the CPU")
     parser.add_argument("--minutes", type=float, default=1e6, help="after these, end")

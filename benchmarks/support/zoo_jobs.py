@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """memory: bytes, of each process. minutes: for everything. ways: of `eager`, `inductor` and `torchrelay`."""
+    """memory: bytes, of each process. minutes: for everything. ways: of `eager`, `inductor` and `torchrelay`. batch:
+    models that go through all phases before others begin; 0: all."""
 
+    phases: tuple[str, ...]
+    batch: int
     device: str
     small: bool
     precision: str
@@ -83,8 +86,21 @@ class Zoo:
         self._ends = time.monotonic() + 60 * plan.minutes
         self._stopped = threading.Event()
 
-    def run(self, phase: str) -> None:
-        jobs = [job for name in self._models for job in self._jobs(phase, name) if self._is_wanted(job)]
+    def run_all(self) -> None:
+        for names in self._batches():
+            for phase in self._plan.phases:
+                self._run(phase, names)
+
+    def _batches(self) -> Iterator[list[str]]:
+        """Names of models of which anything is wanted."""
+        names = [
+            name for name in self._models if any(self._wanted(phase, name) for phase in self._plan.phases)
+        ]
+        size = self._plan.batch or max(1, len(names))
+        return (names[start : start + size] for start in range(0, len(names), size))
+
+    def _run(self, phase: str, names: Sequence[str]) -> None:
+        jobs = [job for name in names for job in self._wanted(phase, name)]
         at_once = self._plan.parallel
         while jobs:
             batch = at_once if phase in _TIMED else len(jobs)
@@ -147,9 +163,18 @@ class Zoo:
         record = self._records.get(name, "fill", "torchrelay", self._plan.precision)
         return record is None or record["status"] == "pass"
 
+    def _wanted(self, phase: str, name: str) -> list[Job]:
+        return [job for job in self._jobs(phase, name) if self._is_wanted(job)]
+
     def _is_wanted(self, job: Job) -> bool:
+        """A model that was filled on another machine is filled again where a later phase needs its caches."""
         known = self._records.get(job.model, job.phase, job.way, self._plan.precision)
-        return known is None or self._plan.again
+        if known is None or self._plan.again:
+            return True
+        if job.phase != "fill" or (self._folder(job.model) / job.machine).exists():
+            return False
+        later = self._plan.phases[self._plan.phases.index("fill") + 1 :]
+        return any(self._wanted(phase, job.model) for phase in later)
 
     def _folder(self, name: str) -> Path:
         folder = self._state / "machines" / name.replace("/", "-")

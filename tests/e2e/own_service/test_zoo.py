@@ -41,12 +41,14 @@ def test_each_name_of_a_suite_has_an_entry(suite: str, registry: Any) -> None:
 
 @pytest.fixture
 def run_zoo(tmp_path: Path, registry: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """The records of four models, of which each job is a call of `child`."""
+    """The records of four models, of which each job is a call of `child`. known: phases that have a record."""
     from support import zoo_jobs, zoo_records
 
-    def run(phase: str, parallel: int, child: Callable[..., dict[str, Any]]) -> list[Any]:
+    def run(phases: str, parallel: int, child: Any, batch: int = 0, known: Any = ()) -> list[Any]:
         plan = dict.fromkeys(field.name for field in dataclasses.fields(zoo_jobs.Plan))
         plan |= {
+            "phases": tuple(phases.split(",")),
+            "batch": batch,
             "parallel": parallel,
             "minutes": 1.0,
             "timeout": 60.0,
@@ -55,9 +57,13 @@ def run_zoo(tmp_path: Path, registry: Any, monkeypatch: pytest.MonkeyPatch) -> C
         }
         models: dict[str, Any] = {f"m/{number}": SimpleNamespace(missing="") for number in range(4)}
         records = zoo_records.Records(tmp_path / "records.jsonl")
+        for name, phase in known:
+            way = "all" if phase == "time" else "torchrelay"
+            about = {"model": name, "phase": phase, "way": way, "precision": "amp", "status": "pass"}
+            records.append(about)
         zoo = zoo_jobs.Zoo(zoo_jobs.Plan(**plan), models, records, tmp_path, None)
         monkeypatch.setattr(zoo, "_child", child)
-        zoo.run(phase)
+        zoo.run_all()
         return records.all()
 
     return run
@@ -97,6 +103,20 @@ def test_what_is_timed_is_timed_alone_when_all_with_it_are_ready(run_zoo: Callab
 
     assert len(run_zoo("time", 2, child)) == 4
     assert told == ["ready", "ready", *["begins", "ends"] * 2] * 2
+
+
+def test_on_another_machine_a_model_is_filled_again_for_what_is_still_to_be_timed(
+    run_zoo: Callable[..., list[Any]],
+) -> None:
+    told: list[tuple[str, str]] = []
+
+    def child(job: Any, timeout: float, turn: TextIO | None) -> dict[str, Any]:
+        told.append((job.phase, job.model))
+        return {"status": "pass"}
+
+    run_zoo("fill,time", 1, child, 2, [("m/0", "fill"), ("m/1", "time"), ("m/2", "fill")])
+    first = [("fill", "m/0"), ("fill", "m/1"), ("time", "m/0")]
+    assert told == [*first, ("fill", "m/2"), ("fill", "m/3"), ("time", "m/2"), ("time", "m/3")]
 
 
 FULL = "ModuleNotFoundError: no module\nfrom AcceleratorError: CUDA error: out of memory"
