@@ -365,6 +365,7 @@ def authenticate(record: str, stored: int) -> Call:
 
 
 OTHERS = [
+    authenticate("", 0)._replace(stored=[]),
     Call("find_tunings", TUNINGS, ["a", "none", "b"], STORED_TUNINGS),
     Call("store_tunings", TUNINGS, [2, "replace", "a", "3", "c", "4"], STORED_TUNINGS),
     Call("store_tunings", AUTOTUNES, [2, "", "a", "3"]),
