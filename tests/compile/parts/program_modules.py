@@ -301,7 +301,7 @@ EFFECTS = {
         {
             "graph break, global read after it": "«BY = 2.0→BY = 3.0»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return y * BY\n",
             "graph break, callee edited after it": "def inner(x):\n    return «x + 1→x + 2»\n\n\ndef program(x):\n    y = x * 2\n    torch._dynamo.graph_break()\n    return inner(y)\n",
-            "graph break in a comprehension, callee edited": "def breaks(x, n):\n    torch._dynamo.graph_break()\n    return «x + n→x - n»\n\n\ndef program(x):\n    y = x * 2\n    parts = [breaks(y, n) for n in (1, 2)]\n    return parts[0] * parts[1]\n",
+            "graph break in a comprehension, callee edited": "def breaks(x):\n    torch._dynamo.graph_break()\n    return «x + 1→x - 1»\n\n\ndef program(x):\n    y = x * 2\n    parts = [breaks(y) * n for n in (1, 2)]\n    return parts[0] * parts[1]\n",
             "graph break in a callee": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    return inner(x * 2) + 1\n",
             "graph break under a context manager": "def inner(x):\n    y = x + 1\n    torch._dynamo.graph_break()\n    return «y * 2→y * 3»\n\n\ndef program(x):\n    with torch.no_grad():\n        y = inner(x * 2)\n    return x * y\n",
             "optimizer's rate": "p = nn.Parameter(torch.ones(3))\no = torch.optim.SGD([p], «lr=0.5→lr=0.25»)\n\n\ndef program(x):\n    p.grad = torch.ones(3)\n    o.step()\n    return p * 2\n\n\ndef state():\n    return p\n",

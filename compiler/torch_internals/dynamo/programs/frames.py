@@ -24,7 +24,7 @@ from ....artifact.programs.records import FrameProgram, ProgramGraph
 from ...distributed import process_groups, split_graphs
 from ...patching import replace
 from .. import guard_building
-from . import replay, shapes
+from . import replay, shapes, values
 
 if TYPE_CHECKING:
     from . import recording
@@ -168,9 +168,7 @@ def install(programs: Programs) -> Callable[[], None]:
                 found, fitting, reason = replay.from_records(
                     programs.find(key), graph, call, programs.timed, not checks
                 )
-            if fitting is not None and (
-                fitting.shapes or not checks
-            ):  # constant sizes are traced without that
+            if fitting is not None and (not checks or _has_symbols(fitting)):
                 shapes.remember(fitting.automatic, call)
             if found is not None and fitting is not None and not checks:
                 programs.used(frame, key, fitting)
@@ -192,6 +190,13 @@ def install(programs: Programs) -> Callable[[], None]:
     undo.callback(replace(convert_frame, "_compile", compiled))
     undo.callback(guard_building.install())
     return undo.close
+
+
+def _has_symbols(program: FrameProgram) -> bool:
+    """Whether sizes or numbers in it vary: of these numbers Dynamo guards the type, and not the value. Constant ones
+    are traced without what Dynamo remembers of others."""
+    types = [each.expected[0] for each in program.guards if each.kind == "TYPE_MATCH"]
+    return bool(program.shapes) or any(values.type_of(number) in types for number in (1, 1.0))
 
 
 class _Started(NamedTuple):
