@@ -163,6 +163,8 @@ def test_a_process_with_more_threads_traces_what_has_kernels_on_a_cpu(tmp_path: 
     after = start(tmp_path, {"nothing": ENVIRONMENT["nothing"]}, OMP_NUM_THREADS="2")["nothing"]
     assert (before["started"], after["started"]) == (0, 0)
     assert any("the number of threads" in reason for reason in after["reasons"]), after
+    again = [start(tmp_path, {"nothing": ENVIRONMENT["nothing"]}, OMP_NUM_THREADS=each) for each in "12"]
+    assert [each["nothing"]["started"] for each in again] == [1, 1]
 
 
 def test_the_number_of_threads_is_no_condition_of_a_trace() -> None:
