@@ -24,9 +24,9 @@ that Dynamo made code of (variants too), on the CPU at a small size; *graphs*, h
 them the service compiled (*remote*); *accuracy* by PyTorch's rule; a training step (forward and backward) in
 milliseconds eager, and how many times faster it is compiled by *Inductor* and by *torchrelay*; seconds of the first
 step *cold* through the service and by *Inductor cold*, as a *hit* on a new machine without a compiler, on a new machine
-from *Mega-Cache*, and on one without a compiler from the team's *programs* (up to 30 November 2026 on the machine that
-had recorded them); megabytes of artifacts. Cold compiles ran several at once, on a machine that did
-other work too: their seconds say little. A dash: not measured yet.
+from *Mega-Cache*, and on one without a compiler from the team's *programs* (before noon on 30 November
+2026 on the machine that had recorded them); megabytes of artifacts. Cold compiles ran several at once, on a machine
+that did other work too: their seconds say little. A dash: not measured yet.
 """
 
 
