@@ -139,6 +139,7 @@ def compile_request(
                     clock.enter("verify", "")
                     verification = _verified(request, compiled, triton, clock)
                 if triton.undecided() and verification.status == "skipped":
+                    clock.enter("autotune", "")
                     exercise()
                 descended = descents is not None and descents.waiting
                 clock.enter("autotune", "coordinate descents" if descended else "")
