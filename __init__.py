@@ -15,8 +15,9 @@ from .compiler import VERSION as __version__  # noqa: N811
 if TYPE_CHECKING:
     from .clients.artifacts.lowered import LoweredGraph, lower, lower_graph
     from .clients.backend import compile, disable, enable
-    from .clients.reports.run_report import FallbackWarning, Report, StaleProgramWarning, report
+    from .clients.reports.run_report import FallbackWarning, StaleProgramWarning, report
     from .compiler import errors
+    from .compiler.api.runs import Report
     from .compiler.errors import RelayError
 
 __all__ = [

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 import torch
 
+from ..compiler.api.runs import GraphRecord, Outcome
 from ..compiler.errors import (
     ClientError,
     DataDependent,
@@ -42,7 +43,8 @@ from .artifacts.prefetch import Prefetch, prefetch_with, start_early
 from .artifacts.ranks.job_source import JobSource
 from .artifacts.source import ArtifactRequest, LocalSource
 from .patch_compile import replace_inductor, restore_inductor
-from .reports.run_report import FallbackWarning, GraphRecord, Outcome, RunReport, process_report
+from .reports import run_link
+from .reports.run_report import FallbackWarning, RunReport, process_report
 from .settings import (
     ClientSettings,
     LauncherInfo,
@@ -446,6 +448,8 @@ def process_backend() -> RelayBackend:
         report.write_trace_at_exit(settings.trace)
     if settings.state_dir is not None:
         report.leave_at_exit(settings.state_dir, launch)
+    if settings.summary and settings.url and settings.mode != "off":
+        report.tell_at_exit(functools.partial(run_link.tell, settings), launch)
     return backend
 
 

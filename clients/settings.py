@@ -116,6 +116,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """Where to write a Chrome trace of the process's start at exit; `{pid}` becomes the process id."""
     state_dir: Path | None = None
     """Folder for the last run's record, which `torchrelay explain` reads; None: no record."""
+    summary: bool = True
+    """At exit, tell the gateway of the run, and print a line with what was saved and the address of the run's page."""
 
     @property
     def keeps_programs(self) -> bool:
@@ -410,6 +412,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "report": _path,
     "trace": _path,
     "state_dir": _path,
+    "summary": _flag,
 }
 
 

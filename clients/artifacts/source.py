@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler import errors
+from ...compiler.api.runs import Outcome
 from ...compiler.graph.captured_graph import CapturedGraph
 from ...compiler.request import codec
-from ..reports.run_report import Outcome, RunReport
+from ..reports.run_report import RunReport
 from ..reports.start_trace import About
 from ..reports.wait_line import WaitLines
 from ..settings import ClientSettings

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from ...compiler import decoding
+from ...compiler.api.runs import Outcome
 from ...compiler.artifact import container, symbol_versions, trust_document
 from ...compiler.artifact.container import Artifact
 from ...compiler.artifact.signing import Trust, key_id, read_key
@@ -31,7 +32,7 @@ from ...compiler.process import own_files
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.request import schema
 from ..atomic_file import locked, write_atomically
-from ..reports.run_report import Outcome, RunReport
+from ..reports.run_report import RunReport
 from ..settings import ClientSettings
 
 if TYPE_CHECKING:

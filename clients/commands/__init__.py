@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ...compiler import VERSION
-from . import capture, export, login, lower, run, start_service
+from . import capture, export, login, lower, open_page, run, start_service
 from .administration import audit, cache, keys, namespace, stats, token
 from .diagnostics import config, doctor, explain
 from .jobs import train, tune
@@ -47,6 +47,7 @@ def application() -> typer.Typer:
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("explain")(explain.explain)
+    app.command("open")(open_page.open_page)
     app.command("export")(export.export)
     app.command("login")(login.login)
     app.command("logout")(login.logout)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ...compiler.api.html.page import plural
 from ..jobfiles.captured_graphs import write_graphs
-from ..reports.html_page import plural
 
 
 def capture(

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from ...compiler import decoding
+from ...compiler.api.html.page import plural
 from ...compiler.api.training.events import LogLines, NumberedEvent
 from ...compiler.api.training.jobs import TrainJob, TrainRequest, TrainSpec
 from ...compiler.errors import ExportFailed, NotFound, SettingsError
@@ -27,7 +28,6 @@ from ..exporting.options import (
 )
 from ..gateway.jobs import TrainingJobsClient
 from ..jobfiles.working_directory import pack_directory
-from ..reports.html_page import plural
 from . import output
 from .jobs.run import read_requirements
 from .jobs.watch import watch_job

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from ...compiler.api.html.page import plural
 from ...compiler.errors import SettingsError
 from ...compiler.request import codec
 from ..atomic_file import file_errors, write_atomically
-from ..reports.html_page import plural
 
 if TYPE_CHECKING:
     from ..artifacts.lowered import LoweredGraph

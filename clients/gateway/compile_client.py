@@ -22,6 +22,7 @@ from ...compiler import decoding, errors
 from ...compiler.api import compiles
 from ...compiler.api.admin import CallerReply
 from ...compiler.api.compiles import MissExplanation
+from ...compiler.api.runs import PageTicket, RunRecord, RunReply
 from ...compiler.api.sign_in import SignInReply
 from ...compiler.api.trace_context import TRACE_HEADER, TraceContext, new_trace
 from ...compiler.api.tuning.database import BODY_LIMIT, AutotunedLibrary, AutotuneEntry
@@ -45,6 +46,8 @@ from .event_stream import EventStream
 
 AUTOTUNE_SECONDS = 3.0
 """A kernel's launch waits for it."""
+RECORD_SECONDS = 3.0
+"""The end of a process waits for it."""
 _UPLOAD_SECONDS = 60.0
 _OF_THE_REQUEST = (errors.CompileFailed, errors.CompileKilled, errors.CompileTimeout, errors.VerifyFailed)
 """Failures that a service remembers for requests with the same example sizes. The key is without these."""
@@ -370,6 +373,14 @@ class GatewayClient(HttpApi):
     def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request that missed. Raises NotFound if the service does not know it."""
         return self._call("GET", f"/v1/explain/{key}", MissExplanation)
+
+    def record_run(self, record: RunRecord) -> RunReply:
+        """Tell of this process's run."""
+        return self._call("POST", "/v1/runs", RunReply, record, seconds=RECORD_SECONDS)
+
+    def page_ticket(self) -> PageTicket:
+        """What signs a browser in, once."""
+        return self._call("POST", "/v1/page-tickets", PageTicket)
 
     def parts(self) -> dict[str, str]:
         """The state of Redis and of the workers, whatever it is. Raises GatewayUnreachable."""

@@ -20,31 +20,29 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from ...compiler import decoding, errors
+from ...compiler.api.runs import (
+    STAGES,
+    GraphRecord,
+    Outcome,
+    RefusedOperator,
+    Report,
+    RunRecord,
+    Stage,
+    TracedFunction,
+)
 from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ..atomic_file import write_atomically, write_whole
 from ..settings import LauncherInfo
-from .start_trace import About, StartTrace
+from .start_trace import About, StartTrace, seconds_since_process_start
 
 _log = logging.getLogger(__name__)
-
-Outcome = Literal[
-    "hit", "disk_hit", "miss", "coalesced", "shared", "background", "fallback", "eager", "raised"
-]
-"""shared: another process of the job fetched it. background: it runs eagerly while the service compiles it. eager: a
-fallback that Inductor could not compile here either. raised: the error went to the program, in mode `require`."""
-Stage = Literal[
-    "lookup", "digests", "guards", "install", "trace", "encode", "key", "wait", "fetch", "verify", "load"
-]
-"""The first four are those of a function that may start without tracing: its records read; the functions that were
-traced, and the values that have guards, compared; Dynamo's own guards made."""
-STAGES: tuple[Stage, ...] = get_args(Stage)
 
 Count = Literal[
     "hits", "disk_hits", "misses", "coalesced", "shared", "prefetched", "prefetch_failures", "programs",
@@ -79,92 +77,6 @@ class StaleProgramWarning(UserWarning):
     function, and what differs."""
 
 
-class GraphRecord(Struct, frozen=True, kw_only=True):
-    """One graph. key: 64 hex digits, '' if it has none. seconds: from the request to the callable. reason: the code of
-    the error that kept the graph from being served, or ''. eager_calls: how often it ran eagerly before its artifact
-    took over."""
-
-    key: str
-    outcome: Outcome
-    seconds: float
-    nodes: int
-    reason: str = ""
-    eager_calls: int = 0
-
-
-class TracedFunction(Struct, frozen=True):
-    """A function that was traced although programs are on, and why: it had no record, can have none, or its records do
-    not fit."""
-
-    function: str
-    reason: str
-
-
-class RefusedOperator(Struct, frozen=True):
-    """An operator that the service does not take. line: `FILE:LINE` of its first use, '' if that is not known. graphs:
-    how many fell back, or raised, because of it."""
-
-    operator: str
-    line: str
-    graphs: int
-
-
-class Report(Struct, frozen=True, kw_only=True):
-    """A process's counts so far.
-
-    hits: the service had the artifact. disk_hits: this machine had it. misses: compiled for this request. coalesced:
-    waited for a compile that another request had started. shared: another process of the job fetched it. prefetched:
-    hits without waiting, because the artifact was fetched before the graph was needed. prefetch_failures: prefetches
-    that failed. programs: functions that started without tracing; started: how often each of them did, the first 1000.
-    programs_checked: functions that were traced all the
-    same, to compare their programs with the trace. programs_stale: of these, the ones whose programs differed. traced:
-    functions that were traced although programs are on, and why; the first 1000. checked: graphs whose first call was
-    compared with eager; those that differed are among the fallbacks too. unchecked: those for which that was not
-    possible. background: run eagerly now, while the service compiles them. fallbacks: not served, and compiled locally,
-    by error code. eager: these which run eagerly, because Inductor could not compile them here. refused: operators
-    that cannot be sent. alone: graphs on which this process decided without the other processes of its job, by error
-    code. autotune_hits: kernels that Triton or Helion did not measure because the team had. autotune_failures:
-    exchanges of such winners that failed, by error code. seconds: by stage, all graphs together. graphs: the latest
-    1000, and after them those in the background.
-    """
-
-    hits: int = 0
-    disk_hits: int = 0
-    misses: int = 0
-    coalesced: int = 0
-    shared: int = 0
-    prefetched: int = 0
-    prefetch_failures: int = 0
-    programs: int = 0
-    started: dict[str, int] = {}
-    programs_checked: int = 0
-    programs_stale: int = 0
-    traced: tuple[TracedFunction, ...] = ()
-    checked: int = 0
-    unchecked: int = 0
-    background: int = 0
-    fallbacks: dict[str, int] = {}
-    eager: int = 0
-    refused: tuple[RefusedOperator, ...] = ()
-    alone: dict[str, int] = {}
-    autotune_hits: int = 0
-    autotune_failures: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    graphs: tuple[GraphRecord, ...] = ()
-
-
-class RunRecord(Report, frozen=True, kw_only=True):
-    """The report of a process that has compiled something. program: the script's name without folders. ended: seconds
-    since 1970. run: the same text in all ranks that one launcher started on this machine, '' for a process without a
-    launcher."""
-
-    program: str
-    pid: int
-    ended: float
-    run: str = ""
-    rank: int | None = None
-
-
 class LastRun(Struct, frozen=True, kw_only=True):
     """The latest run of this user on this machine that compiled something: one process, or a job's ranks."""
 
@@ -178,6 +90,7 @@ class RunReport:
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
+        self._process_began = time.perf_counter() - (seconds_since_process_start() or 0.0)
         self._counts: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._refused: dict[str, RefusedOperator] = {}
@@ -209,6 +122,9 @@ class RunReport:
         ended = time.perf_counter() - ago
         with self._lock:
             self._seconds[stage] += seconds
+        if stage != "trace":  # it ends after the graph is recorded
+            stages = self._frame.__dict__.setdefault("stages", {})
+            stages[stage] = stages.get(stage, 0.0) + seconds
         if self.trace is not None and seconds:
             self.trace.add("stage", stage, ended - seconds, ended, about)
 
@@ -258,8 +174,8 @@ class RunReport:
         self, error: errors.RelayError, *, key: str = "", seconds: float = 0.0, nodes: int = 0
     ) -> GraphRecord:
         """Counts a graph that is compiled locally because of `error`, and warns if its code or its operator is new."""
-        record = GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
-        self._append(record)
+        fallback = GraphRecord(key=key, outcome="fallback", seconds=seconds, nodes=nodes, reason=error.code)
+        record = self._append(fallback)
         self._count_refused(error)
         self.warn_once(error)
         return record
@@ -418,14 +334,17 @@ class RunReport:
     def leave_at_exit(self, folder: Path, launch: LauncherInfo | None = None) -> None:
         """Writes this process's RunRecord to `folder` when it ends, unless it compiled nothing; each rank of a job
         writes its own file. An error is logged at level info."""
-        path, run, rank = folder / RUN_FILE, "", None
+        path = folder / RUN_FILE
         if launch is not None:
-            path, rank = path.with_suffix(f".{launch.rank}.json"), launch.rank
-            run = f"{launch.run}/{os.getppid()}"  # launchers give several starts one name
-        self._at_exit(path, lambda: self._leave(path, run, rank))
+            path = path.with_suffix(f".{launch.rank}.json")
+        self._at_exit(path, lambda: self._leave(path, launch))
+
+    def tell_at_exit(self, tell: Callable[[RunRecord], None], launch: LauncherInfo | None) -> None:
+        """Gives this process's RunRecord to `tell` when it ends, unless it compiled nothing."""
+        self._at_exit(Path(), lambda: tell(record) if (record := self._record(launch)) else None)
 
     def _at_exit(self, path: Path, write: Callable[[], None]) -> None:
-        """Registers `write` once for each path. It does not run in children that this process forks."""
+        """Registers `write` once for each path ('.': for none). It does not run in children that this process forks."""
         with self._lock:
             if path in self._written:
                 return
@@ -433,7 +352,11 @@ class RunReport:
         owner = os.getpid()
         atexit.register(lambda: write() if os.getpid() == owner else None)
 
-    def _append(self, record: GraphRecord, began: float | None = None) -> None:
+    def _append(self, record: GraphRecord, began: float | None = None) -> GraphRecord:
+        """Returns the record as it is listed: the stages that this thread has timed since its last graph are its."""
+        stages = self._frame.__dict__.pop("stages", {})
+        ended = time.perf_counter() - self._process_began
+        record = msgspec.structs.replace(record, ended=ended, stages=stages)
         with self._lock:
             if record.outcome in _SERVED:
                 self._counts[_SERVED[record.outcome]] += 1
@@ -444,24 +367,37 @@ class RunReport:
             now = time.perf_counter()
             about: About = {"outcome": record.outcome, "nodes": record.nodes, "reason": record.reason}
             self.trace.add("graph", f"graph {record.key[:12]}", now if began is None else began, now, about)
+        return record
 
     def _write(self, path: Path) -> None:
         write_whole(path, msgspec.json.format(msgspec.json.encode(self.snapshot())) + b"\n")
 
-    def _leave(self, path: Path, run: str, rank: int | None) -> None:
-        found = self.snapshot()
-        if not found.graphs and not found.traced:
+    def _leave(self, path: Path, launch: LauncherInfo | None) -> None:
+        record = self._record(launch)
+        if record is None:
             return
-        program = Path(sys.argv[0]).name if sys.argv else ""
-        record = RunRecord(
-            **asdict(found), program=program, pid=os.getpid(), ended=time.time(), run=run, rank=rank
-        )
         try:
             data = msgspec.json.encode(record)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, data)
         except (OSError, ValueError) as error:  # ValueError: a name that is not valid text
             _log.info("the run's record could not be left in %s: %s", path, error)
+
+    def _record(self, launch: LauncherInfo | None) -> RunRecord | None:
+        """None for a process that has compiled nothing. Launchers give several starts one name, hence its process."""
+        found = self.snapshot()
+        if not found.graphs and not found.traced:
+            return None
+        return RunRecord(
+            **asdict(found),
+            program=Path(sys.argv[0]).name if sys.argv else "",
+            pid=os.getpid(),
+            ended=time.time(),
+            run=f"{launch.run}/{os.getppid()}" if launch else "",
+            rank=launch.rank if launch else None,
+            launch=launch.run if launch else "",
+            torch=str(getattr(sys.modules.get("torch"), "__version__", "")),
+        )
 
 
 def _warn(text: str, category: type[Warning], line: str = "") -> None:

@@ -25,13 +25,15 @@ Amount = Annotated[float, Meta(ge=0, le=MAX_WHOLE)]
 
 
 class NearestEntry(Struct, frozen=True):
-    """The cache's entry that is nearest to a request. created: seconds since 1970. seconds: its compile time."""
+    """The cache's entry that is nearest to a request. created: seconds since 1970. seconds: its compile time. advice:
+    what to change so that one compile serves both, '' if nothing is known."""
 
     key: str
     created: float
     seconds: float
     distance: float
     differences: tuple[KeyDifference, ...]
+    advice: str = ""
 
 
 class MissExplanation(Struct, frozen=True):

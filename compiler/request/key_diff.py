@@ -17,6 +17,10 @@ _MOST_TEXTS = 8
 """Differences of one part that are spelled out."""
 _MOST_NAMES = 6
 _MOST_CHARACTERS = 160
+_MOST_ADVISED = 4
+"""Inputs: where more differ in size, the model does."""
+_OF_SIZES = {"stride", "storage_bytes"}
+"""What follows from an input's shape."""
 
 _DETAILED = {
     "graph": "operator",
@@ -78,10 +82,12 @@ class KeyDifference(Struct, frozen=True):
 
 
 class KeyComparison(Struct, frozen=True):
-    """`distance`: 0 for equal components, larger the more of what matters differs, the same both ways."""
+    """`distance`: 0 for equal components, larger the more of what matters differs, the same both ways. advice: what to
+    change so that one compile serves both, '' if nothing is known."""
 
     distance: float
     differences: tuple[KeyDifference, ...]
+    advice: str = ""
 
 
 def compare(wanted: Components, nearest: Components) -> KeyComparison:
@@ -100,7 +106,38 @@ def compare(wanted: Components, nearest: Components) -> KeyComparison:
         )
         distance += _WEIGHTS.get(_head(part), 1.0) * (1.0 + share)
         differences += [KeyDifference(part, text) for text in texts]
-    return KeyComparison(round(distance, 3), tuple(differences))
+    advice = _advice(wanted, nearest) if list(parts) == ["inputs"] else ""
+    return KeyComparison(round(distance, 3), tuple(differences), advice)
+
+
+def _advice(wanted: Components, nearest: Components) -> str:
+    """Where nothing but sizes of a few inputs differs, none a parameter's: which dimensions could be symbols."""
+    first, second = _items("inputs", wanted), _items("inputs", nearest)
+    changed = [index for index in first.keys() | second.keys() if first.get(index) != second.get(index)]
+    if not 0 < len(changed) <= _MOST_ADVISED:
+        return ""
+    dimensions = []
+    for index in sorted(changed, key=str):
+        one, other = ({**items.get(index, {})} for items in (first, second))
+        if one.get("is_parameter"):
+            return ""
+        sizes = one.pop("shape", None), other.pop("shape", None)
+        if not all(isinstance(each, list) for each in sizes) or len({*map(len, sizes)}) > 1:
+            return ""
+        if any(one.get(name) != other.get(name) for name in (one.keys() | other.keys()) - _OF_SIZES):
+            return ""
+        dimensions += [
+            f"{position} of input {index}"
+            for position, pair in enumerate(zip(*sizes, strict=True))
+            if pair[0] != pair[1]
+        ]
+    if not dimensions:
+        return ""
+    listed = ", ".join(dimensions)
+    return (
+        f"only sizes differ, in dimension{'s' * (len(dimensions) > 1)} {listed}: torch.compile(..., dynamic=True), or "
+        "torch._dynamo.mark_dynamic(tensor, dimension) before the call, makes one compile for all sizes"
+    )
 
 
 def _head(name: str) -> str:
@@ -185,8 +222,8 @@ def _change(first: Any, other: Any) -> str:
     for decisive in ("type", "winner"):  # the others follow from it
         if decisive in names:
             names = [decisive]
-    if "shape" in names:  # strides and bytes follow from it
-        names = [name for name in names if name not in ("stride", "storage_bytes")]
+    if "shape" in names:
+        names = [name for name in names if name not in _OF_SIZES]
     return "; ".join(
         f"{_short(name.replace('_', ' '))} {_plain(first.get(name))} against {_plain(other.get(name))}"
         for name in names

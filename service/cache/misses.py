@@ -129,5 +129,6 @@ def _nearest(
                 seconds=entry.seconds,
                 distance=compared.distance,
                 differences=compared.differences,
+                advice=compared.advice,
             )
     return best

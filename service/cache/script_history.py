@@ -46,7 +46,7 @@ class ScriptHistory:
         async with self._redis.pipeline(transaction=False) as pipe:
             for key in prefetched:
                 pipe.hget(self._keys.index(key), "seconds")
-            found = [_seconds_saved(seconds) for seconds in await pipe.execute() if seconds is not None]
+            found = [seconds_saved(seconds) for seconds in await pipe.execute() if seconds is not None]
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hincrby(self._keys.stats, "requests", len(found))
             pipe.hincrby(self._keys.stats, "hits", len(found))
@@ -79,7 +79,7 @@ class ScriptHistory:
         )
 
 
-def _seconds_saved(text: bytes) -> float:
+def seconds_saved(text: bytes) -> float:
     """0 for what is damaged and cannot be added (prelude.lua's seconds_saved)."""
     try:
         seconds = float(text)

@@ -23,6 +23,7 @@ from .direct_routes import DirectRoutes
 from .http import errors
 from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
+from .pages import routes as pages
 from .parts import GatewayParts
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
@@ -50,6 +51,7 @@ ROUTERS = tuple(
         namespaces,
         prefetch,
         programs,
+        pages,
     )
 )
 

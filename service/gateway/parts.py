@@ -8,6 +8,7 @@ from fastapi import Request
 
 from ...compiler.api.admin import REINDEX_PARTS
 from ..access.namespaces import PATTERN
+from ..access.page_tickets import PageTickets
 from ..access.quotas import Quotas
 from ..access.tokens import Grant
 from ..base.async_tasks import Recent
@@ -15,6 +16,7 @@ from ..base.counters import Counters
 from ..base.settings import ServiceSettings
 from ..cache.admin import CacheAdmin
 from ..cache.misses import Misses
+from ..cache.runs import Runs
 from ..cache.script_history import ScriptHistory
 from ..compile.compile_queue import CompileQueue, QueuedRequests
 from ..compile.followers import Followers
@@ -41,6 +43,7 @@ class GatewayTenant(TenantParts):
         self.cache_admin = CacheAdmin(redis, self.keys, scripts, self.blobs, self.audit, self.components)
         self.misses = Misses(redis, self.keys, scripts, self.components, shared.budgets.work)
         self.script_history = ScriptHistory(redis, self.keys, scripts)
+        self.runs = Runs(redis, self.keys, scripts)
         self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
         self.queue = CompileQueue(namespace, self.leases, queued)
         self.followers = Followers(self.events, shared.notifications, settings, self.queue.ask_again)
@@ -60,6 +63,7 @@ class GatewayParts(SharedParts):
         self.tenants = Tenants(self.namespaces, lambda namespace: GatewayTenant(self, namespace, queued))
         self.counters_for_anyone: Recent[dict[str, Counters]] = Recent(_COUNTERS_SECONDS)
         self.namespace_remover = NamespaceRemover(self, self.tenants.default.audit)
+        self.page_tickets = PageTickets(self.redis, self.keys)
         self.quotas = Quotas(self.redis, self.keys, self.tenants.default.audit, settings)
 
     def stop(self) -> None:

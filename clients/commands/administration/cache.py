@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from ....compiler.api.admin import REINDEX_PARTS, CacheEntry
+from ....compiler.api.html.page import bytes_of
 from ....compiler.errors import ArtifactError, RequestError, SettingsError
 from ...gateway.admin_client import AdminClient
-from ...reports.html_page import bytes_of
 from .. import output
 from ..output import Json, Namespace
 from . import local_cache

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ....compiler.api.html.page import bytes_of
 from ....compiler.errors import SettingsError, Unavailable
 from ...artifacts.disk_cache import DiskCache
-from ...reports.html_page import bytes_of
 from ...settings import load_settings
 from .. import output
 from ..output import Json

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from ....compiler.api.admin import NamespaceReply
+from ....compiler.api.html.page import bytes_of
 from ....compiler.errors import SettingsError, Unavailable
 from ...gateway.admin_client import AdminClient
-from ...reports.html_page import bytes_of
 from .. import output
 from ..output import Json, Yes
 

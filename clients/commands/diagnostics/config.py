@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ...reports.html_page import bytes_of
+from ....compiler.api.html.page import bytes_of
 from ...settings import settings_and_origins
 from .. import output
 from ..output import Json

@@ -11,26 +11,16 @@ import typer
 from msgspec import Struct
 
 from ....compiler.api.compiles import MissExplanation
+from ....compiler.api.runs import HITS, OUTCOMES, GraphRecord
 from ....compiler.errors import ClientError, NotFound, RelayError
 from ...gateway.compile_client import GatewayClient
-from ...reports.run_report import GraphRecord, LastRun, last_run
+from ...reports.run_report import LastRun, last_run
 from ...settings import ClientSettings, load_settings
 from .. import output
 from ..output import Json
 
 _KEY_DIGITS = 64
 _SHOWN_DIGITS = 12
-_OUTCOMES = {
-    "hit": "hit",
-    "disk_hit": "hit, on this machine",
-    "miss": "miss",
-    "coalesced": "miss, joined a compile",
-    "shared": "hit, through another rank",
-    "background": "miss, ran eagerly to the end",
-    "fallback": "compiled locally",
-    "eager": "not compiled, runs eagerly",
-    "raised": "error",
-}
 
 
 class KeyExplanation(Struct, frozen=True, kw_only=True):
@@ -94,9 +84,7 @@ def _graphs(run: LastRun) -> list[GraphRecord]:
 
 
 def _missed(graphs: Iterable[GraphRecord]) -> list[str]:
-    missed = (
-        graph.key for graph in graphs if graph.key and graph.outcome not in ("hit", "disk_hit", "shared")
-    )
+    missed = (graph.key for graph in graphs if graph.key and graph.outcome not in HITS)
     return list(dict.fromkeys(missed))
 
 
@@ -160,7 +148,7 @@ def _show_run(run: LastRun) -> None:
 
 def _outcome(graph: GraphRecord) -> str:
     """What became of a graph, and what it ran as before that."""
-    text = _OUTCOMES.get(graph.outcome, graph.outcome) + (f": {graph.reason}" if graph.reason else "")
+    text = OUTCOMES[graph.outcome] + (f": {graph.reason}" if graph.reason else "")
     return f"{text}; {graph.eager_calls:,} calls eagerly" if graph.eager_calls else text
 
 
@@ -176,7 +164,8 @@ def _lines(miss: KeyExplanation) -> list[str]:
     entry = f"{nearest.key[:_SHOWN_DIGITS]}, compiled {_ago(nearest.created)} in {nearest.seconds:.1f} s"
     differences = [difference.text for difference in nearest.differences]
     differences = differences or ["what is recorded of the two is equal"]
-    return [f"{name}: {entries} was {entry}{offered}", *(f"  {text}" for text in differences)]
+    advice = [f"  {nearest.advice}"] if nearest.advice else []
+    return [f"{name}: {entries} was {entry}{offered}", *(f"  {text}" for text in differences), *advice]
 
 
 def _ago(moment: float) -> str:

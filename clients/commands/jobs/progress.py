@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ....compiler.api.html.page import bytes_of, plural
 from ....compiler.api.training import events
 from ....compiler.api.training.jobs import CompileCounts
-from ...reports.html_page import bytes_of, plural
 from ...reports.training.summary import COUNTED
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")

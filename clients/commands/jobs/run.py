@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from ....compiler.api.html.page import plural
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob, TrainRequest
 from ....compiler.errors import BadTrainJob, SettingsError
 from ...atomic_file import file_errors
 from ...gateway.jobs import TrainingJobsClient
 from ...jobfiles import train_file
 from ...jobfiles.working_directory import IGNORE_FILE, pack_directory
-from ...reports.html_page import plural
 from .. import output
 from ..output import Detach, Json, Namespace
 from .progress import ProgressDisplay, compiles_text

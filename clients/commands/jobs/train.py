@@ -12,12 +12,13 @@ import msgspec
 import typer
 
 from ....compiler import decoding
+from ....compiler.api.html.page import bytes_of
 from ....compiler.api.training.events import LogLines, StepMetrics
 from ....compiler.api.training.jobs import TRAIN_ENDED, TrainJob
 from ....compiler.errors import SettingsError
 from ...atomic_file import file_errors, write_atomically
 from ...gateway.jobs import TrainingJobsClient
-from ...reports.html_page import PAGE, bytes_of, write_files
+from ...reports.html_page import PAGE, write_files
 from ...reports.profiling.summary import ProfileSummary
 from ...reports.training import page as training_page
 from ...reports.training import summary as training_summary

@@ -6,11 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from .. import svg
-from ..html_page import bytes_of, milliseconds, number
+from ....compiler.api.html import svg
+from ....compiler.api.html.page import bytes_of, milliseconds, number
+from ....compiler.api.html.svg import Axis, Picture, Shape, shape
 from ..profiling.memory_timeline import CATEGORIES, MemoryTimeline
 from ..profiling.summary import ProfileSummary
-from ..svg import Axis, Picture, Shape, shape
 from .summary import Line, MetricSeries
 
 _WIDTH, _HEIGHT = 560, 210

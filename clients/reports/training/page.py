@@ -7,8 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ....compiler.api.html.page import Tile, milliseconds, number, plural, seconds
 from .. import html_page
-from ..html_page import Tile, milliseconds, number, plural, seconds
 from ..profiling.summary import ProfileSummary
 from . import charts
 from .summary import TITLES, MetricSeries, TrainingReport

@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from ....compiler.api.html import svg
+from ....compiler.api.html.page import Tile, digits, milliseconds, plural, seconds
+from ....compiler.api.html.svg import Axis, Picture, shape
 from ....compiler.tuning.records import Timing
-from .. import html_page, svg
-from ..html_page import Tile, digits, milliseconds, plural, seconds
-from ..svg import Axis, Picture, shape
+from .. import html_page
 from . import roofline
 from .summary import TunedDevice, TuningChange, TuningReport, TuningRow
 

@@ -16,6 +16,7 @@ from ....compiler.errors import Forbidden, MalformedRequest, Unauthenticated
 from ...access.namespaces import NAMED
 from ...access.tokens import Grant, Tokens
 from ...base.budgets import HELD, Held
+from .page_bodies import page_token
 
 _OWNER = "Ask the service's owner, and name no namespace"
 _bearer = HTTPBearer(
@@ -54,7 +55,8 @@ def requires(role: Role, *, everywhere: bool = False) -> Callable[..., Awaitable
             str, Query(pattern=NAMED, description="Default: the token's own namespace")
         ] = "",
     ) -> Grant:
-        grant = await authenticated(request, credentials.credentials if credentials else "", role)
+        token = credentials.credentials if credentials else page_token(request)
+        grant = await authenticated(request, token, role)
         if namespace:
             grant = grant.within(namespace.strip())
         if everywhere and not grant.everywhere:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from ....compiler.errors import MalformedRequest, RelayError, Unavailable
 from ...base.http_bodies import relay_error, reply
 from ...storage.redis.retry import write_refusal
+from .page_bodies import error_page, is_page, wants_page
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,10 @@ def install(app: FastAPI, *, retry_after_seconds: int) -> None:
 def error_response(request: Request, error: Exception, retry_after_seconds: int) -> Response:
     """What a request is answered whose handler raised `error`."""
     status = error.status_code if isinstance(error, HTTPException) else None
-    response = reply(_relay_error(request, error), retry_after_seconds=retry_after_seconds, status=status)
+    told = _relay_error(request, error)
+    response = reply(told, retry_after_seconds=retry_after_seconds, status=status)
+    if is_page(request) and wants_page(request):
+        return error_page(request, told, response.status_code)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response

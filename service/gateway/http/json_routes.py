@@ -15,6 +15,7 @@ from ....compiler.errors import MalformedRequest
 from ....compiler.request import codec
 from ...admission.admit import Admission
 from .errors import documented
+from .page_bodies import page_response, wants_page
 
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
 _BODY_BYTES = 4096
@@ -50,13 +51,15 @@ class JsonRouter(APIRouter):
         body_bytes: int = _BODY_BYTES,
         status: int = 200,
         reply: str = "",
+        page: Callable[[Request, Any], str] | None = None,
         **options: Any,
     ) -> Callable[[Route], Route]:
         """Decorate a route that returns the struct of its JSON answer, or None for an empty one.
 
         A route's parameter `body` gets the JSON body, at most `body_bytes` long, decoded to the struct that is the
         parameter's type. body_type: the media type of a body that the route reads itself. reply: the answer's
-        description; default: its struct's name. options: of FastAPI's `add_api_route`.
+        description; default: its struct's name. page: makes an HTML page of the struct, for browsers. options: of
+        FastAPI's `add_api_route`.
         """
 
         def register(route: Route) -> Route:
@@ -82,8 +85,14 @@ class JsonRouter(APIRouter):
                 if struct is None:
                     return Response(status_code=204)
                 headers = {"Cache-Control": "no-store"}
+                if page is not None:
+                    headers["Vary"] = "Accept"
+                    if wants_page(request):
+                        return page_response(page(request, found), headers=headers)
                 return Response(codec.to_json(found), status, headers, "application/json")
 
+            if page is not None:
+                answer.page = page  # type: ignore[attr-defined]
             others = [each for name, each in signature.parameters.items() if name not in ("body", "request")]
             first = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
             keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]

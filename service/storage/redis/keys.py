@@ -142,6 +142,12 @@ class Keys:
         """Hash: `<library>:<key>` to AutotuneEntry, MessagePack."""
         self.autotuned = f"{prefix}autotuned"
         """Sorted set: fields of autotunes by last use, ms."""
+        self.runs = f"{prefix}runs"
+        """Sorted set: run by when a process last told of it, ms."""
+        self.run_sizes = f"{prefix}run_sizes"
+        """Hash: run to the bytes of its processes' records."""
+        self.run_bytes = f"{prefix}run_bytes"
+        """Their sum."""
         self.jobs: dict[JobKind, JobKeys] = {kind: JobKeys(prefix, kind) for kind in get_args(JobKind)}
         self.saved_prefix = f"{prefix}saved:"
         self.orphans = f"{prefix}orphans"
@@ -204,6 +210,10 @@ class Keys:
         """When the requests that the token with this digest may still make are all there again, in us."""
         return f"{self.installation}bucket:{token}"
 
+    def page_ticket(self, digest: str) -> str:
+        """A browser's token, masked by what only its ticket has (access/page_tickets.py); expires."""
+        return f"{self.installation}page_ticket:{digest}"
+
     def tokens_named(self, name: str) -> str:
         """Set: digests of this namespace's tokens of this name, of those that expire; expires after them."""
         return f"{self.prefix}tokens:{name}"
@@ -234,6 +244,14 @@ class Keys:
     def script_sizes(self, script: str) -> str:
         """Sorted set: digests of inputs' sizes that vary in a script's runs, by when that was reported, ms."""
         return self.script_sizes_prefix + script
+
+    def run_record(self, run: str) -> str:
+        """Hash: `summary`, RunSummary as JSON; `rank:N`, RunProcess as JSON, zstd."""
+        return f"{self.prefix}run_record:{run}"
+
+    def launch(self, digest: str) -> str:
+        """The run to which processes of a launch belong that end now; expires."""
+        return f"{self.prefix}launch:{digest}"
 
     def saved_request(self, key: str) -> str:
         """The body of a request, for tuning jobs that name it by key."""

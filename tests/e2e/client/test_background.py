@@ -116,7 +116,8 @@ def test_a_graph_that_cannot_change_between_two_calls_is_waited_for(
 def test_a_program_that_ends_first_ends_at_once_and_says_nothing(
     service: PrivateService, tmp_path: Path
 ) -> None:
-    variables = environment(service, tmp_path, TORCHRELAY_STATE_DIR=str(tmp_path), PYTHONWARNINGS="error")
+    quiet = {"TORCHRELAY_SUMMARY": "0", "PYTHONWARNINGS": "error"}
+    variables = environment(service, tmp_path, TORCHRELAY_STATE_DIR=str(tmp_path), **quiet)
     done = subprocess.run(command(3.75, "LEAVES"), env=variables, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     run = last_run(tmp_path)

@@ -82,7 +82,7 @@ def test_a_search_that_fails_is_compiled_here_and_mode_require_raises(
 def test_a_program_that_ends_before_the_search_ends_at_once_and_says_nothing(
     service: PrivateService, tmp_path: Path
 ) -> None:
-    quiet = {"TORCHRELAY_STATE_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
+    quiet = {"TORCHRELAY_STATE_DIR": str(tmp_path), "PYTHONWARNINGS": "error", "TORCHRELAY_SUMMARY": "0"}
     assert run(service, tmp_path, 3.375, "LEAVES", **quiet).stderr == ""
     left = last_run(tmp_path)
     assert left is not None

@@ -229,6 +229,18 @@ CACHE = [
         ],
     ),
     Call(
+        "record_run",
+        [KEYS.runs, KEYS.run_sizes, KEYS.run_bytes, KEYS.launch("l")],
+        ["new", "rank:0", "record", "summary", KEYS.run_record(""), 1, HOUR, HOUR, 1, 1000, 1000],
+        [
+            ("ZADD", KEYS.runs, 1000, "old"),
+            ("HSET", KEYS.run_sizes, "old", 6),
+            ("HSET", KEYS.run_record("old"), "rank:0", "record"),
+            ("SET", KEYS.run_bytes, 6),
+            ("SET", KEYS.launch("l"), "old"),
+        ],
+    ),
+    Call(
         "record_script_use",
         [KEYS.script("s"), KEYS.scripts, KEYS.script_sizes("s")],
         ["s", HOUR, 1, 1, 1, KEYS.script_prefix, KEYS.script_sizes_prefix, 1, 1, DIGEST, OTHER, KEY, OTHER],

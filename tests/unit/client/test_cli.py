@@ -22,8 +22,9 @@ import torchrelay
 from torchrelay.clients import cli
 from torchrelay.clients.artifacts.disk_cache import DiskCache
 from torchrelay.clients.commands.diagnostics import doctor
-from torchrelay.clients.reports.run_report import RUN_FILE, GraphRecord, RunRecord
+from torchrelay.clients.reports.run_report import RUN_FILE
 from torchrelay.compiler.api import compiles
+from torchrelay.compiler.api.runs import GraphRecord, RunRecord
 from torchrelay.compiler.request import codec, schema
 
 KEY = base64.b64encode(bytes(range(32))).decode()

@@ -73,6 +73,29 @@ def words(change: schema.GraphRequest) -> list[str]:
     return [difference.text for difference in compared.differences]
 
 
+@pytest.mark.parametrize(
+    ("changes", "dimensions"),
+    [
+        (with_inputs((3, tensor(16, 1024))), "dimension 0 of input 3"),
+        (with_inputs((3, tensor(16, 64))), "dimensions 0 of input 3, 1 of input 3"),
+        (with_inputs((3, tensor(8, 1024, 1))), ""),  # another rank
+        (with_inputs((1, tensor(1024, 512, is_parameter=True))), ""),
+        (with_inputs((3, tensor(16, 1024, dtype="float64"))), ""),
+        (with_inputs(*((index, tensor(3, 5)) for index in range(len(REQUEST.inputs)))), ""),
+        (
+            with_inputs((3, tensor(16, 1024))) | {"toolchain": replace(REQUEST.toolchain, torch="2.13.0")},
+            "",
+        ),
+        ({}, ""),
+    ],
+)
+def test_where_sizes_alone_differ_it_says_which_could_be_symbols(
+    changes: dict[str, Any], dimensions: str
+) -> None:
+    compared = key_diff.compare(key.components(REQUEST), key.components(replace(REQUEST, **changes)))
+    assert compared.advice.partition(":")[0] == (f"only sizes differ, in {dimensions}" if dimensions else "")
+
+
 def distance(one: schema.GraphRequest, other: schema.GraphRequest) -> float:
     return key_diff.compare(key.components(one), key.components(other)).distance
 

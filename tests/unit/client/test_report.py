@@ -15,12 +15,11 @@ import torchrelay
 from msgspec.structs import replace
 from torchrelay.clients.reports.run_report import (
     FallbackWarning,
-    GraphRecord,
-    RefusedOperator,
     RunReport,
     StaleProgramWarning,
     last_run,
 )
+from torchrelay.compiler.api.runs import GraphRecord, RefusedOperator
 from torchrelay.compiler.errors import (
     ClientError,
     CompileTimeout,
@@ -280,6 +279,7 @@ def test_it_is_written_at_exit_by_its_own_process_only(tmp_path: Path) -> None:
     assert (found["hits"], found["misses"]) == (0, 1)
     (graph,) = found["graphs"]
     assert graph.pop("eager_calls") == 0
+    assert graph.pop("ended") > 0 and graph.pop("stages") == {}
     assert graph == {"key": "b" * 64, "outcome": "miss", "seconds": 0.0, "nodes": 2, "reason": ""}
 
 

@@ -99,7 +99,7 @@ def test_the_thin_parts_need_neither_torch_nor_a_server_library(statement: str) 
 
 def test_jinja2_is_imported_when_a_page_is_written_and_not_before() -> None:
     added = imported("from torchrelay.clients.commands.jobs import train, tune")
-    assert "torchrelay.clients.reports.html_page" in added
+    assert "torchrelay.compiler.api.html.page" in added
     assert "jinja2" not in roots(added)
 
 

@@ -58,6 +58,9 @@ def test_operator_table_scripts_and_typing_marker_are_inside(wheel: zipfile.ZipF
             "compiler/request/operator_table/*.json",
             "service/storage/redis/lua/*/*.lua",
             "clients/reports/templates/*",
+            "compiler/api/html/*.html",
+            "compiler/api/html/*.css",
+            "service/gateway/pages/*.html",
             "py.typed",
         )
         for p in ROOT.glob(kind)

@@ -12,11 +12,11 @@ from kineto import ADD, ALL_REDUCE, GEMM, Trace
 from torchrelay.clients.reports.profiling import kineto_trace as traces
 from torchrelay.clients.reports.profiling.memory_timeline import TensorSnapshot
 from torchrelay.clients.reports.profiling.summary import ProfileContext, ProfileSummary, summarize
-from torchrelay.clients.reports.svg import Picture, Shape
 from torchrelay.clients.reports.training import charts
 from torchrelay.clients.reports.training import page as training_page
 from torchrelay.clients.reports.training import summary as training_summary
 from torchrelay.clients.reports.training.summary import MetricSeries
+from torchrelay.compiler.api.html.svg import Picture, Shape
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
     FirstStep,

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from torchrelay.clients.commands.jobs import tune as tune_command
 from torchrelay.clients.jobfiles import tuning_lock
-from torchrelay.clients.reports import html_page
 from torchrelay.clients.reports.tuning import page as tuning_page
 from torchrelay.clients.reports.tuning import plots, summary
+from torchrelay.compiler.api.html import page as html_page
 from torchrelay.compiler.api.tuning.jobs import TuneProgress, TuneResult
 from torchrelay.compiler.errors import SettingsError, TuningLockError
 from torchrelay.compiler.tuning.records import (

@@ -1,0 +1,56 @@
+"""`torchrelay open`: a run, why a graph missed, or the latest runs, in a browser that is signed in by a link."""
+
+from __future__ import annotations
+
+import re
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from ...compiler.errors import SettingsError
+from ..gateway.compile_client import GatewayClient
+from ..settings import load_settings
+
+_RUN, _KEY = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}")
+
+
+def open_page(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|KEY", help="A run's id, or the key of a graph; default: the latest runs."
+        ),
+    ] = None,
+    link: Annotated[
+        bool, typer.Option("--link", help="Print the link, which works once, and open nothing.")
+    ] = False,
+) -> None:
+    """Open a page of the gateway in the browser, signed in with this machine's token."""
+    page = _page(what)
+    settings = load_settings()
+    if not settings.url:
+        raise SettingsError(
+            "no gateway is configured", hint="Set TORCHRELAY_URL, or run `torchrelay login URL`"
+        )
+    with GatewayClient(settings) as gateway:
+        ticket = gateway.page_ticket()
+    address = f"{settings.url}{ticket.path}&then={page}"
+    if link or not webbrowser.open(address):
+        print(address)
+    else:
+        print(f"{settings.url}/{page}")
+
+
+def _page(what: str | None) -> str:
+    """The page's path. Raises BadParameter."""
+    text = (
+        (what or "").rstrip("/").rpartition("/")[2].partition("?")[0]
+    )  # also the address that a script printed
+    if what is None:
+        return "runs"
+    if _RUN.fullmatch(text):
+        return f"runs/{text}"
+    if _KEY.fullmatch(text):
+        return f"misses/{text}"
+    raise typer.BadParameter("a run has 16 hexadecimal digits, a key 64", param_hint="RUN|KEY")

@@ -1,0 +1,144 @@
+"""Runs of scripts, as their processes told of them at exit: those of a month, at most RUNS and BYTES in a namespace.
+
+A process without a launcher is a run of its own. Those that one launcher started are one run, if they tell of it within
+an hour of each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from ...compiler import decoding
+from ...compiler.api import runs
+from ...compiler.errors import NotFound, RequestError
+from ...compiler.request import codec
+from ..access.tokens import Grant
+from ..storage.redis.connections import RedisClient
+from ..storage.redis.keys import Keys
+from ..storage.redis.scripts import Scripts
+from .script_history import seconds_saved
+
+RUNS = 10_000
+BYTES = 64 << 20
+"""Compressed, in Redis."""
+RUN_BYTES = 8 << 20
+RECORD_BYTES = 1 << 20
+"""A process's record as JSON."""
+LISTED = 100
+_TTL_SECONDS = 30 * 86400
+_LAUNCH_SECONDS = 3600
+_SUMMARY, _RANK = "summary", "rank:"
+
+T = TypeVar("T")
+
+
+class Runs:
+    """Every method raises RedisError."""
+
+    def __init__(self, redis: RedisClient, keys: Keys, scripts: Scripts) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+
+    async def record(self, record: runs.RunRecord, *, by: Grant) -> runs.RunReply:
+        """Stores what a process of the holder of `by` tells of its run."""
+        saved = await self._saved(record)
+        process = runs.RunProcess(record, saved)
+        launched = bool(record.launch) and record.rank is not None
+        launch = hashlib.sha256(f"{by.id}\0{record.launch}\0{record.program}".encode()).hexdigest()
+        keys = self._keys
+        found = await self._scripts.record_run(
+            keys=[keys.runs, keys.run_sizes, keys.run_bytes, keys.launch(launch)],
+            args=[
+                secrets.token_hex(8),
+                f"{_RANK}{record.rank or 0}",
+                codec.compress(msgspec.json.encode(process)),
+                msgspec.json.encode(_summary(process, by.name)),
+                keys.run_record(""),
+                int(launched),
+                _LAUNCH_SECONDS * 1000,
+                _TTL_SECONDS * 1000,
+                RUNS,
+                BYTES,
+                RUN_BYTES,
+            ],
+        )
+        run = found.decode()
+        return runs.RunReply(run, f"/runs/{run}", saved)
+
+    async def latest(self, before: float = 0.0) -> runs.RunList:
+        """LISTED runs. before: only those that ended before, seconds since 1970."""
+        keys = self._keys
+        limit = f"({round(before * 1000)}" if before else "+inf"
+        found = await self._redis.zrange(
+            keys.runs, limit, "-inf", desc=True, byscore=True, offset=0, num=LISTED + 1, withscores=True
+        )
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for run, _ in found[:LISTED]:
+                pipe.hget(keys.run_record(run.decode()), _SUMMARY)
+                pipe.hlen(keys.run_record(run.decode()))
+            stored = await pipe.execute()
+        listed = []
+        for (run, _), summary, fields in zip(found, stored[::2], stored[1::2], strict=False):
+            if (known := _decoded(summary, runs.RunSummary)) is not None:
+                listed.append(replace(known, run=run.decode(), ranks=max(fields - 1, 1)))
+        more = len(found) > LISTED
+        return runs.RunList(listed, found[LISTED - 1][1] / 1000 if more else 0.0)
+
+    async def get(self, run: str) -> runs.Run:
+        """Raises NotFound."""
+        fields = await self._redis.hgetall(self._keys.run_record(run))
+        summary = _decoded(fields.pop(_SUMMARY.encode(), None), runs.RunSummary)
+        if summary is None:
+            raise NotFound(
+                f"there is no run {run}", hint="Runs are kept for a month, as long as there is room for them"
+            )
+        processes = []
+        for record in fields.values():
+            try:
+                data = codec.decompress(record, 2 * RECORD_BYTES)
+            except RequestError:
+                continue  # damaged: the others are shown
+            if (process := _decoded(data, runs.RunProcess)) is not None:
+                processes.append(process)
+        processes.sort(key=lambda process: process.record.rank or 0)
+        return runs.Run(replace(summary, run=run, ranks=max(len(fields), 1)), processes)
+
+    async def _saved(self, record: runs.RunRecord) -> float:
+        """What the artifacts that it did not have compiled took to compile, for each once."""
+        keys = {each.key for each in record.graphs if each.key and each.outcome in runs.HITS}
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hget(self._keys.index(key), "seconds")
+            return sum(seconds_saved(text) for text in await pipe.execute() if text is not None)
+
+
+def _summary(process: runs.RunProcess, name: str) -> runs.RunSummary:
+    record = process.record
+    return runs.RunSummary(
+        run="",
+        program=record.program,
+        by=name,
+        ended=record.ended,
+        graphs=len(record.graphs),
+        hits=runs.hits(record),
+        misses=record.misses + record.coalesced,
+        fallbacks=runs.local_compiles(record),
+        programs=record.programs,
+        seconds=sum(seconds for stage, seconds in record.seconds.items() if stage != "trace"),
+        saved_seconds=process.saved_seconds,
+        torch=record.torch,
+    )
+
+
+def _decoded(data: bytes | None, type: type[T]) -> T | None:
+    """None for what is missing or damaged."""
+    try:
+        return None if data is None else decoding.from_json(data, type=type)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,74 @@
+"""HTML bodies: who wants one, and what a browser may load and run of it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from fastapi import Request, Response
+
+from ....compiler.api.html.page import FOLDER, render
+from ....compiler.errors import RelayError, Unauthenticated
+
+COOKIE = "torchrelay_token"
+_TEMPLATES = Path(__file__).parents[1] / "pages"
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def is_page(request: Request) -> bool:
+    """Whether the route has a page for browsers."""
+    return hasattr(getattr(request.scope.get("route"), "endpoint", None), "page")
+
+
+def page_token(request: Request) -> str:
+    """The token that a browser was given at its sign-in. It opens pages, and nothing else."""
+    return request.cookies.get(COOKIE, "") if request.method in ("GET", "HEAD") and is_page(request) else ""
+
+
+def wants_page(request: Request) -> bool:
+    """Whether the client prefers HTML, as browsers do, to JSON."""
+    accepted = [kind.partition(";")[0].strip() for kind in request.headers.get("accept", "").split(",")]
+    return "text/html" in accepted and "application/json" not in accepted[: accepted.index("text/html")]
+
+
+def page_response(text: str, status: int = 200, headers: Mapping[str, str] = {}) -> Response:
+    """The page, which loads nothing but the gateway's own stylesheet."""
+    return Response(text, status, {**_PAGE_HEADERS, **headers}, "text/html; charset=utf-8")
+
+
+def rendered(template: str, request: Request, **values: object) -> str:
+    """A page of the folder pages/. Its links are relative, so that a proxy may put the gateway below a path."""
+    up = "../" * (request.url.path.count("/") - 1)
+    return render(_TEMPLATES / template, up=up, stylesheet=f"{up}{STYLESHEET}", **values)
+
+
+def error_page(request: Request, error: RelayError, status: int) -> Response:
+    """What a browser shows of a failure: for want of a token, the form that takes one."""
+    if isinstance(error, Unauthenticated):
+        query = f"?{request.url.query}" if request.url.query else ""
+        return sign_in_page(request, f"{request.url.path.lstrip('/')}{query}", error, status)
+    text = rendered("error.html", request, title=error.message, tiles=(), error=error)
+    return page_response(text, status, {"Cache-Control": "no-store"})
+
+
+def sign_in_page(request: Request, then: str, error: RelayError | None = None, status: int = 200) -> Response:
+    """then: which page follows. error: why the token that came is not taken."""
+    told = error if request.cookies.get(COOKIE) or not is_page(request) else None
+    text = rendered("sign_in.html", request, title="Sign in", tiles=(), then=then, error=told)
+    return page_response(text, status, {"Cache-Control": "no-store"})
+
+
+@functools.cache
+def stylesheet() -> bytes:
+    return (FOLDER / "report.css").read_bytes()
+
+
+STYLESHEET = f"static/{hashlib.sha256(stylesheet()).hexdigest()[:16]}.css"
+"""A path that changes with what is there."""

@@ -1,0 +1,139 @@
+"""GET /runs, /runs/{run}, /misses/{key}: pages, and JSON; POST /v1/runs, by which a process tells of its run; the form
+by which a browser signs in.
+
+A browser's token is in a cookie that scripts cannot read and other sites cannot send with a form; it opens pages alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import Path, Query, Request, Response
+from msgspec.structs import replace
+
+from ....compiler.api import runs
+from ....compiler.api.compiles import MissExplanation
+from ....compiler.errors import Forbidden, NotFound, RelayError, Unauthenticated
+from ...access.page_tickets import TICKET_SECONDS
+from ...base.http_bodies import read_body
+from ...cache.runs import RECORD_BYTES
+from ...storage.redis.keys import DEFAULT_NAMESPACE
+from ..http.authentication import authenticated
+from ..http.errors import error_response
+from ..http.json_routes import JsonRouter
+from ..http.page_bodies import COOKIE, STYLESHEET, sign_in_page, stylesheet
+from ..parts import GatewayParts
+from ..routes.parameters import CacheKey, Compiler, Gateway, Reader, ReaderTenant
+from . import views
+
+router = JsonRouter("runs")
+
+RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
+_FORM_BYTES = 16 << 10
+_FORM_SECONDS = 10.0
+_PAGE = re.compile(r"(runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
+_YEAR_SECONDS = 365 * 86400
+
+
+@router.json("POST", "/v1/runs", "Tell of a process's run", body_bytes=RECORD_BYTES)
+async def record(body: runs.RunRecord, gateway: Gateway, grant: Compiler) -> runs.RunReply:
+    tenant = await gateway.tenants.of(grant.namespace)
+    reply = await tenant.runs.record(body, by=grant)
+    if grant.namespace != DEFAULT_NAMESPACE:  # who may see all namespaces finds it too
+        reply = replace(reply, path=f"{reply.path}?namespace={grant.namespace}")
+    return reply
+
+
+@router.json("GET", "/runs", "The latest runs", page=views.latest)
+async def latest(
+    tenant: ReaderTenant,
+    before: Annotated[float, Query(ge=0, le=1e11, description="Only those that ended before, s")] = 0.0,
+) -> runs.RunList:
+    return await tenant.runs.latest(before)
+
+
+@router.json("GET", "/runs/{run}", "A run: its graphs, and the functions that were traced", page=views.run)
+async def run(
+    run: RunId,
+    tenant: ReaderTenant,
+    rank: Annotated[int, Query(ge=0, lt=runs.RANKS, description="Which process a page shows")] = 0,
+) -> runs.Run:
+    return await tenant.runs.get(run)
+
+
+@router.json("GET", "/misses/{key}", "Why a request missed", page=views.miss)
+async def miss(request: Request, key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
+    return await tenant.misses.explain(key, gone=request.is_disconnected)
+
+
+# --- the sign-in of a browser ------------------------------------------------------------------------------
+
+
+@router.json("POST", "/v1/page-tickets", "A link that signs a browser in, once", status=201)
+async def page_ticket(request: Request, gateway: Gateway, grant: Reader) -> runs.PageTicket:
+    ticket = await gateway.page_tickets.issue(request.headers["authorization"].partition(" ")[2])
+    return runs.PageTicket(f"/sign-in?ticket={ticket}", TICKET_SECONDS)
+
+
+@router.get("/sign-in", include_in_schema=False)
+async def sign_in_form(request: Request, gateway: Gateway, ticket: str = "", then: str = "runs") -> Response:
+    """The form; or, with a ticket, what the form would do."""
+    then = then if _PAGE.fullmatch(then) else "runs"
+    if not ticket:
+        return sign_in_page(request, then)
+    token = await gateway.page_tickets.redeem(ticket)
+    if not token:
+        error = Unauthenticated(f"the link was used, or is older than {TICKET_SECONDS} s")
+        return sign_in_page(request, then, error, 401)
+    return await _signed_in(request, gateway, token, then)
+
+
+@router.post("/sign-in", include_in_schema=False)
+async def sign_in(request: Request, gateway: Gateway) -> Response:
+    """Checks the form's token, and gives it to the browser in a cookie."""
+    _check_same_site(request)
+    body = await read_body(request, _FORM_BYTES, seconds=_FORM_SECONDS)
+    form = {name: values[0] for name, values in parse_qs(body.decode("ascii", "replace")).items()}
+    then = form.get("then", "")
+    then = then if _PAGE.fullmatch(then) else "runs"
+    return await _signed_in(request, gateway, form.get("token", "").strip(), then)
+
+
+async def _signed_in(request: Request, gateway: GatewayParts, token: str, then: str) -> Response:
+    """To the page `then`, with the token in a cookie; or the form again, which says why not."""
+    try:
+        if not token.isascii() or not token.isprintable() or {" ", ";"} & set(token):
+            raise Unauthenticated("the token is not known")
+        await authenticated(request, token, "read")
+    except Unauthenticated as error:
+        return sign_in_page(request, then, error, 401)
+    except RelayError as error:
+        return error_response(request, error, gateway.settings.retry_after_seconds)
+    response = Response(status_code=303, headers={"Location": then, "Cache-Control": "no-store"})
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, token, 30 * 86400, secure=secure, httponly=True, samesite="lax")
+    return response
+
+
+@router.post("/sign-out", include_in_schema=False)
+async def sign_out(request: Request) -> Response:
+    _check_same_site(request)
+    response = Response(status_code=303, headers={"Location": "sign-in"})
+    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+    return response
+
+
+@router.get("/static/{name}", include_in_schema=False)
+async def static(name: str) -> Response:
+    if f"static/{name}" != STYLESHEET:
+        raise NotFound(f"there is no {name}")
+    headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable"}
+    return Response(stylesheet(), 200, headers, "text/css; charset=utf-8")
+
+
+def _check_same_site(request: Request) -> None:
+    """Raises Forbidden for a form that another site sent."""
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Forbidden("the form came from another site")
