@@ -150,9 +150,10 @@ class PageTicket(Struct, frozen=True):
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """A line of a list of runs. Counts are those of the process that ended first. by: the name of its token.
-    ended: seconds since 1970. hits: also those of the machine's disk, and of other ranks. fallbacks: graphs that were
-    compiled locally. seconds: of all stages but `trace`. ranks: processes that have told of the run."""
+    """A process of a run in short; in a list of runs the one that ended first. by: the name of its token. ended: when
+    the gateway was told, seconds since 1970. hits: also those of the machine's disk, and of other ranks. fallbacks:
+    graphs that were compiled locally. alone: graphs on which it decided without the job. seconds: of all stages but
+    `trace`. rank: 0 for a process without a launcher. ranks: processes that have told of the run."""
 
     run: str
     program: str
@@ -165,7 +166,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     programs: int
     seconds: float
     saved_seconds: float
+    alone: int = 0
     torch: str = ""
+    rank: int = 0
     ranks: int = 1
 
 
@@ -183,11 +186,32 @@ class RunProcess(Struct, frozen=True):
     saved_seconds: float
 
 
+class ComparedGraph(Struct, frozen=True):
+    """A graph of two runs, or None for the run that has none there. Runs have a graph in common if the keys are equal;
+    between two of these the others stand side by side in their order."""
+
+    here: GraphRecord | None
+    there: GraphRecord | None
+
+
+class Comparison(Struct, frozen=True):
+    """there: the run that is compared. Graphs are those of one process of each: the one that is shown, and the lowest
+    rank."""
+
+    there: RunSummary
+    graphs: list[ComparedGraph]
+
+
 class Run(Struct, frozen=True):
-    """A run and its processes, lowest rank first."""
+    """A run. ranks: lowest first. process: the rank that was asked for, else the lowest; None if its record had no
+    room. earlier: the id of the latest run of this script before it, '' if it is not among the latest. compared: with
+    another run, if one was asked for."""
 
     summary: RunSummary
-    processes: list[RunProcess]
+    ranks: list[RunSummary]
+    process: RunProcess | None
+    earlier: str = ""
+    compared: Comparison | None = None
 
 
 def hits(report: Report) -> int:

@@ -6,8 +6,14 @@ an hour of each other.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import hashlib
+import itertools
 import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +38,7 @@ RECORD_BYTES = 1 << 20
 LISTED = 100
 _TTL_SECONDS = 30 * 86400
 _LAUNCH_SECONDS = 3600
-_SUMMARY, _RANK = "summary", "rank:"
+_FIRST = "first"
 
 T = TypeVar("T")
 
@@ -56,10 +62,11 @@ class Runs:
             keys=[keys.runs, keys.run_sizes, keys.run_bytes, keys.launch(launch)],
             args=[
                 secrets.token_hex(8),
-                f"{_RANK}{record.rank or 0}",
+                record.rank or 0,
                 codec.compress(msgspec.json.encode(process)),
                 msgspec.json.encode(_summary(process, by.name)),
-                keys.run_record(""),
+                keys.run_records(""),
+                keys.run_summaries(""),
                 int(launched),
                 _LAUNCH_SECONDS * 1000,
                 _TTL_SECONDS * 1000,
@@ -80,8 +87,8 @@ class Runs:
         )
         async with self._redis.pipeline(transaction=False) as pipe:
             for run, _ in found[:LISTED]:
-                pipe.hget(keys.run_record(run.decode()), _SUMMARY)
-                pipe.hlen(keys.run_record(run.decode()))
+                pipe.hget(keys.run_summaries(run.decode()), _FIRST)
+                pipe.hlen(keys.run_summaries(run.decode()))
             stored = await pipe.execute()
         listed = []
         for (run, _), summary, fields in zip(found, stored[::2], stored[1::2], strict=False):
@@ -90,24 +97,31 @@ class Runs:
         more = len(found) > LISTED
         return runs.RunList(listed, found[LISTED - 1][1] / 1000 if more else 0.0)
 
-    async def get(self, run: str) -> runs.Run:
+    async def get(self, run: str, rank: int = 0) -> runs.Run:
         """Raises NotFound."""
-        fields = await self._redis.hgetall(self._keys.run_record(run))
-        summary = _decoded(fields.pop(_SUMMARY.encode(), None), runs.RunSummary)
+        fields = await self._redis.hgetall(self._keys.run_summaries(run))
+        summary = _decoded(fields.pop(_FIRST.encode(), None), runs.RunSummary)
         if summary is None:
             raise NotFound(
                 f"there is no run {run}", hint="Runs are kept for a month, as long as there is room for them"
             )
-        processes = []
-        for record in fields.values():
-            try:
-                data = codec.decompress(record, 2 * RECORD_BYTES)
-            except RequestError:
-                continue  # damaged: the others are shown
-            if (process := _decoded(data, runs.RunProcess)) is not None:
-                processes.append(process)
-        processes.sort(key=lambda process: process.record.rank or 0)
-        return runs.Run(replace(summary, run=run, ranks=max(len(fields), 1)), processes)
+        ranks = [each for text in fields.values() if (each := _decoded(text, runs.RunSummary)) is not None]
+        ranks.sort(key=lambda each: each.rank)
+        known = [each.rank for each in ranks]
+        shown = rank if rank in known else next(iter(known), 0)
+        record = await self._redis.hget(self._keys.run_records(run), str(shown))
+        process = None
+        with contextlib.suppress(RequestError):  # damaged: the others can be shown
+            data = None if record is None else codec.decompress(record, 2 * RECORD_BYTES)
+            process = _decoded(data, runs.RunProcess)
+        return runs.Run(replace(summary, run=run, ranks=max(len(fields), 1)), ranks, process)
+
+    async def earlier(self, summary: runs.RunSummary) -> str:
+        """The latest run of the same script before this one, of those that one list holds; '' if there is none."""
+        listed = (await self.latest(summary.ended)).runs
+        return next(
+            (each.run for each in listed if each.program == summary.program and each.run != summary.run), ""
+        )
 
     async def _saved(self, record: runs.RunRecord) -> float:
         """What the artifacts that it did not have compiled took to compile, for each once."""
@@ -118,13 +132,35 @@ class Runs:
             return sum(seconds_saved(text) for text in await pipe.execute() if text is not None)
 
 
+def compare(here: runs.Run, there: runs.Run) -> runs.Comparison:
+    """The graphs of two runs side by side."""
+    graphs = [list(each.process.record.graphs) if each.process else [] for each in (here, there)]
+    here_names, there_names = (_names(each) for each in graphs)
+    rows: list[runs.ComparedGraph] = []
+    matches = difflib.SequenceMatcher(None, here_names, there_names, autojunk=False)
+    for _, first, after, other_first, other_after in matches.get_opcodes():
+        pairs = itertools.zip_longest(graphs[0][first:after], graphs[1][other_first:other_after])
+        rows += [runs.ComparedGraph(one, other) for one, other in pairs]
+    return runs.Comparison(there.summary, rows)
+
+
+def _names(graphs: Iterable[runs.GraphRecord]) -> list[tuple[str, int]]:
+    """A graph's key, and how often it came before: names that come twice would make a comparison slow."""
+    before: Counter[str] = Counter()
+    names = []
+    for graph in graphs:
+        names.append((graph.key, before[graph.key]))
+        before[graph.key] += 1
+    return names
+
+
 def _summary(process: runs.RunProcess, name: str) -> runs.RunSummary:
     record = process.record
     return runs.RunSummary(
         run="",
         program=record.program,
         by=name,
-        ended=record.ended,
+        ended=time.time(),  # whatever the client's clock says
         graphs=len(record.graphs),
         hits=runs.hits(record),
         misses=record.misses + record.coalesced,
@@ -132,7 +168,9 @@ def _summary(process: runs.RunProcess, name: str) -> runs.RunSummary:
         programs=record.programs,
         seconds=sum(seconds for stage, seconds in record.seconds.items() if stage != "trace"),
         saved_seconds=process.saved_seconds,
+        alone=sum(record.alone.values()),
         torch=record.torch,
+        rank=record.rank or 0,
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 import structlog
-from fastapi import FastAPI, Response
-from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from ...compiler import VERSION
@@ -23,7 +22,9 @@ from .direct_routes import DirectRoutes
 from .http import errors
 from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
+from .http.page_bodies import page_response
 from .pages import routes as pages
+from .pages.views import described
 from .parts import GatewayParts
 from .routes import health, status
 from .routes.admin import audit, cache, keys, namespaces, tokens
@@ -89,16 +90,19 @@ def create_app(settings: ServiceSettings, pool: WorkerPool | None = None) -> Fas
 
 
 def _serve_description(app: FastAPI) -> None:
-    """/openapi.json and /docs, for everyone: the document is encoded once."""
+    """/openapi.json, and /docs for people, for everyone: each is made once."""
     encoded = functools.cache(lambda: msgspec.json.encode(app.openapi()))
+    page = ""
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         return Response(encoded(), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return get_swagger_ui_html(openapi_url="openapi.json", title=app.title)
+    async def docs(request: Request) -> Response:
+        nonlocal page
+        page = page or described(request, app.openapi())
+        return page_response(page)
 
 
 def _openapi_document(app: FastAPI) -> dict[str, Any]:

@@ -6,6 +6,8 @@ A browser's token is in a cookie that scripts cannot read and other sites cannot
 
 from __future__ import annotations
 
+import asyncio
+import pathlib
 import re
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -18,7 +20,7 @@ from ....compiler.api.compiles import MissExplanation
 from ....compiler.errors import Forbidden, NotFound, RelayError, Unauthenticated
 from ...access.page_tickets import TICKET_SECONDS
 from ...base.http_bodies import read_body
-from ...cache.runs import RECORD_BYTES
+from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import error_response
@@ -58,9 +60,14 @@ async def latest(
 async def run(
     run: RunId,
     tenant: ReaderTenant,
-    rank: Annotated[int, Query(ge=0, lt=runs.RANKS, description="Which process a page shows")] = 0,
+    rank: Annotated[int, Query(ge=0, lt=runs.RANKS, description="Which process to show")] = 0,
+    other: Annotated[
+        str, Query(alias="with", pattern="^([0-9a-f]{16})?$", description="Compare with it")
+    ] = "",
 ) -> runs.Run:
-    return await tenant.runs.get(run)
+    found = await tenant.runs.get(run, rank)
+    compared = await asyncio.to_thread(compare, found, await tenant.runs.get(other)) if other else None
+    return replace(found, earlier=await tenant.runs.earlier(found.summary), compared=compared)
 
 
 @router.json("GET", "/misses/{key}", "Why a request missed", page=views.miss)
@@ -123,6 +130,12 @@ async def sign_out(request: Request) -> Response:
     response = Response(status_code=303, headers={"Location": "sign-in"})
     response.delete_cookie(COOKIE, httponly=True, samesite="lax")
     return response
+
+
+@router.get("/llms.txt", include_in_schema=False)
+async def llms() -> Response:
+    text = (pathlib.Path(__file__).with_name("llms.txt")).read_bytes()
+    return Response(text, 200, {"Cache-Control": "no-store"}, "text/plain; charset=utf-8")
 
 
 @router.get("/static/{name}", include_in_schema=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from fastapi import Request
 from msgspec import Struct
@@ -53,13 +54,12 @@ def latest(request: Request, listed: runs.RunList) -> str:
 
 
 def run(request: Request, whole: runs.Run) -> str:
-    summary = whole.summary
-    rank = request.query_params.get("rank", "")
-    chosen = next((each for each in whole.processes if str(each.record.rank) == rank), None)
-    shown = chosen or (whole.processes[0] if whole.processes else None)
+    summary, shown = whole.summary, whole.process
     about = [f"by {summary.by}", when(summary.ended), f"PyTorch {summary.torch}" if summary.torch else ""]
     if summary.ranks > 1:
-        about.append(plural(summary.ranks, "rank"))
+        about.append(
+            f"rank {shown.record.rank or 0} of {summary.ranks}" if shown else plural(summary.ranks, "rank")
+        )
     graphs = list(shown.record.graphs) if shown else []
     return rendered(
         "run.html",
@@ -74,8 +74,8 @@ def run(request: Request, whole: runs.Run) -> str:
         stages=_stages(shown.record.seconds) if shown else "",
         colors=[*((color, stage) for stage, color in _COLORS.items()), (_OTHER_COLOR, "the rest")],
         listed=_LISTED,
-        hits=runs.hits,
-        local=runs.local_compiles,
+        outcome=_outcome,
+        when=when,
         spent=seconds,
         namespace=_namespace(request),
     )
@@ -94,6 +94,18 @@ def miss(request: Request, explained: MissExplanation) -> str:
         explained=explained,
         when=when,
         spent=seconds,
+    )
+
+
+def described(request: Request, document: Mapping[str, Any]) -> str:
+    """The OpenAPI document for people."""
+    groups: dict[str, list[tuple[str, str, Any]]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            groups.setdefault(operation["tags"][0], []).append((method, path, operation))
+    about = [f"HTTP of torchrelay {document['info']['version']}"]
+    return rendered(
+        "docs.html", request, title="HTTP API", about=about, tiles=(), document=document, groups=groups
     )
 
 
@@ -138,11 +150,13 @@ def _tiles(process: runs.RunProcess) -> list[Tile]:
 
 
 def _row(number: int, graph: runs.GraphRecord) -> GraphRow:
-    outcome = runs.OUTCOMES[graph.outcome] + (f": {graph.reason}" if graph.reason else "")
-    if graph.eager_calls:
-        outcome += f"; {plural(graph.eager_calls, 'call')} eagerly"
     missed = bool(graph.key) and graph.outcome in _MISSED
-    return GraphRow(number, graph, outcome, missed, _stages(graph.stages))
+    return GraphRow(number, graph, _outcome(graph), missed, _stages(graph.stages))
+
+
+def _outcome(graph: runs.GraphRecord) -> str:
+    text = runs.OUTCOMES[graph.outcome] + (f": {graph.reason}" if graph.reason else "")
+    return f"{text}; {plural(graph.eager_calls, 'call')} eagerly" if graph.eager_calls else text
 
 
 def _stages(spent: Mapping[runs.Stage, float] | Mapping[str, float]) -> str:

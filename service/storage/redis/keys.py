@@ -145,7 +145,7 @@ class Keys:
         self.runs = f"{prefix}runs"
         """Sorted set: run by when a process last told of it, ms."""
         self.run_sizes = f"{prefix}run_sizes"
-        """Hash: run to the bytes of its processes' records."""
+        """Hash: run to the bytes of its processes' records and summaries."""
         self.run_bytes = f"{prefix}run_bytes"
         """Their sum."""
         self.jobs: dict[JobKind, JobKeys] = {kind: JobKeys(prefix, kind) for kind in get_args(JobKind)}
@@ -245,9 +245,13 @@ class Keys:
         """Sorted set: digests of inputs' sizes that vary in a script's runs, by when that was reported, ms."""
         return self.script_sizes_prefix + script
 
-    def run_record(self, run: str) -> str:
-        """Hash: `summary`, RunSummary as JSON; `rank:N`, RunProcess as JSON, zstd."""
-        return f"{self.prefix}run_record:{run}"
+    def run_records(self, run: str) -> str:
+        """Hash: rank to its RunProcess as JSON, zstd; 0 for a process without a launcher."""
+        return f"{self.prefix}run_records:{run}"
+
+    def run_summaries(self, run: str) -> str:
+        """Hash: rank to its RunSummary as JSON; `first`: that of the process that ended first."""
+        return f"{self.prefix}run_summaries:{run}"
 
     def launch(self, digest: str) -> str:
         """The run to which processes of a launch belong that end now; expires."""

@@ -64,14 +64,14 @@ def test_a_script_says_what_was_saved_and_where_its_run_is_shown(
 ) -> None:
     ((said, address),) = lines(start(service, tmp_path / "a", "1.5", "7"))
     assert said == "1 graph, 0 hits"
-    (process,) = shown(address, client_settings)["processes"]
+    process = shown(address, client_settings)["process"]
     (graph,) = process["record"]["graphs"]
     assert (graph["outcome"], process["record"]["program"]) == ("miss", "train.py")
     assert 0 < sum(graph["stages"].values()) <= graph["seconds"] + 0.01 and graph["stages"]["wait"] > 0
 
     ((said, address),) = lines(start(service, tmp_path / "b", "1.5", "7"))
     assert re.fullmatch("1 graph, 1 hit(, saved [0-9]+ s)?", said)
-    (process,) = shown(address, client_settings)["processes"]
+    process = shown(address, client_settings)["process"]
     assert process["saved_seconds"] > 0
 
     ((said, address),) = lines(start(service, tmp_path / "b", "1.5", "7"))
@@ -83,7 +83,7 @@ def test_the_run_page_leads_to_what_a_miss_differs_in(
 ) -> None:
     start(service, tmp_path / "a", "2.5", "7")
     ((_, address),) = lines(start(service, tmp_path / "b", "2.5", "9"))
-    (graph,) = shown(address, client_settings)["processes"][0]["record"]["graphs"]
+    (graph,) = shown(address, client_settings)["process"]["record"]["graphs"]
     miss = shown(f"{client_settings.url}/misses/{graph['key']}", client_settings)
     assert "in dimension 0 of input 0: " in miss["nearest"]["advice"]
 
@@ -98,7 +98,7 @@ def test_ranks_print_one_line_of_one_run(
     last, first = (lines(start(service, tmp_path / "a", "3.5", "7", **rank)) for rank in ranks)
     assert last == []
     ((_, address),) = first
-    assert [each["record"]["rank"] for each in shown(address, client_settings)["processes"]] == [0, 1]
+    assert [each["rank"] for each in shown(address, client_settings)["ranks"]] == [0, 1]
 
 
 def test_by_a_setting_it_says_nothing_and_tells_nothing(

@@ -63,7 +63,7 @@ def test_a_run_is_listed_and_shown_with_what_its_hits_saved(
     (summary,) = http.get("/runs").json()["runs"]
     assert summary["run"] == reply["run"] and summary["by"] == "owner"
     assert [summary[name] for name in ("graphs", "hits", "misses", "seconds")] == [2, 1, 1, 0.4]
-    (process,) = http.get(reply["path"]).json()["processes"]
+    process = http.get(reply["path"]).json()["process"]
     assert decoding.convert(process["record"], type=RunRecord) == told
 
     assert f'href="runs/{reply["run"]}"' in browser.get("/runs").text
@@ -91,13 +91,41 @@ def test_ranks_that_one_launcher_started_are_one_run(http: httpx2.Client, browse
     other = tell(http, record(program="other.py", rank=0, launch=ranks[0].launch, graphs=(a_graph(""),)))
     assert other["run"] not in (first, again)
 
-    assert [each["record"]["rank"] for each in http.get(f"/runs/{first}").json()["processes"]] == [0, 1]
+    found = http.get(f"/runs/{first}").json()
+    assert [each["rank"] for each in found["ranks"]] == [0, 1] and found["process"]["record"]["rank"] == 0
+    assert http.get(f"/runs/{first}?rank=1").json()["process"]["record"]["rank"] == 1
     assert [each["ranks"] for each in http.get("/runs").json()["runs"]] == [1, 2, 2]
     assert 'href="?rank=1"' in browser.get(f"/runs/{first}").text
 
 
+def test_two_runs_are_compared_graph_by_graph(http: httpx2.Client, browser: httpx2.Client) -> None:
+    keys = [f"{number}{number}" * 32 for number in range(5)]
+    other_script = tell(http, record(program="other.py", graphs=(a_graph(keys[0]),)))["run"]
+    first = tell(http, record(graphs=tuple(a_graph(key) for key in keys[:4])))["run"]
+    changed = [keys[0], "ab" * 32, keys[2], keys[3], keys[4]]
+    second = tell(http, record(graphs=tuple(a_graph(key, "miss") for key in changed)))
+    found = http.get(f"{second['path']}?with={first}").json()
+    assert found["earlier"] == first and found["compared"]["there"]["run"] == first
+    rows = [[side and side["key"] for side in row.values()] for row in found["compared"]["graphs"]]
+    equal = [[key, key] for key in keys[:4]]
+    assert rows == [equal[0], ["ab" * 32, keys[1]], *equal[2:], [keys[4], None]]
+
+    assert f'href="?with={first}"' in browser.get(second["path"]).text
+    page = browser.get(f"{second['path']}?with={first}").text
+    assert page.count('class="changed"') == 2 and "no graph" in page
+    assert http.get(f"/runs/{first}").json()["earlier"] == ""
+    assert http.get(f"/runs/{first}?with={other_script}").status_code == 200
+    assert http.get(f"/runs/{first}?with={'0' * 16}").status_code == 404
+
+
+def test_agents_find_the_pages(gateway: Running, http: httpx2.Client) -> None:
+    text = gateway.http(None).get("/llms.txt").text
+    for address in re.findall(r"\]\(([^)]+)\)", text):
+        assert http.get(f"/{address}").status_code in (200, 503), address
+
+
 def test_what_is_kept_is_bounded(
-    http: httpx2.Client, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    http: httpx2.Client, browser: httpx2.Client, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored, "RUNS", 3)
     runs = [tell(http, record(graphs=(a_graph(""),)))["run"] for _ in range(5)]
@@ -111,7 +139,9 @@ def test_what_is_kept_is_bounded(
     assert [each["run"] for each in http.get("/runs").json()["runs"]] == [last, *runs[:2:-1]]
     monkeypatch.setattr(stored, "RUN_BYTES", 10)
     small = tell(http, record(graphs=(a_graph(""),)))
-    assert http.get(small["path"]).json()["processes"] == []  # its summary alone
+    found = http.get(small["path"]).json()
+    assert (found["ranks"], found["process"], found["summary"]["graphs"]) == ([], None, 1)
+    assert "no room" in browser.get(small["path"]).text
 
 
 def test_earlier_runs_follow_on_pages_of_their_own(
@@ -164,10 +194,13 @@ def test_what_is_no_record_is_refused(change: dict[str, Any], http: httpx2.Clien
 def test_damaged_records_hide_themselves_alone(http: httpx2.Client, redis_server: RedisServer) -> None:
     kept, damaged = (tell(http, record(graphs=(a_graph(""),))) for _ in range(2))
     with redis_server.client() as redis:
-        redis.hset(f"torchrelay:run_record:{damaged['run']}", mapping={"summary": "?", "rank:0": "?"})
-        redis.hset(f"torchrelay:run_record:{kept['run']}", "rank:1", "?")
+        redis.hset(f"torchrelay:run_summaries:{damaged['run']}", mapping={"first": "?", "0": "?"})
+        redis.hset(f"torchrelay:run_summaries:{kept['run']}", "1", "?")
     assert [each["run"] for each in http.get("/runs").json()["runs"]] == [kept["run"]]
-    assert len(http.get(kept["path"]).json()["processes"]) == 1
+    assert len(http.get(kept["path"]).json()["ranks"]) == 1
+    with redis_server.client() as redis:
+        redis.hset(f"torchrelay:run_records:{kept['run']}", "0", "?")
+    assert http.get(kept["path"]).json()["process"] is None
     assert http.get(damaged["path"]).status_code == 404
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -138,8 +139,15 @@ def test_metrics_count_requests_by_route(gateway: Running, http: httpx2.Client) 
 
 
 def test_docs_are_served(http: httpx2.Client) -> None:
-    assert "swagger" in http.get("/docs").text
-    paths = http.get("/openapi.json").json()["paths"]
+    answer = http.get("/docs")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "//" not in re.sub("https?://[^<]*</", "", answer.text)  # nothing is loaded from elsewhere
+    document = http.get("/openapi.json").json()
+    named = set(re.findall(' id="([^"]+)"', answer.text))
+    assert named >= {*document["components"]["schemas"], *re.findall('href="#([^"]+)"', answer.text)}
+    paths = document["paths"]
+    for path, methods in paths.items():
+        assert all(f"<code>{method.upper()} {path}</code>" in answer.text for method in methods)
     assert "/v1/compiles/{key}/events" in paths
     body = paths["/v1/compile"]["post"]["requestBody"]["content"]
     assert list(body) == ["application/vnd.torchrelay.graph+msgpack"]
