@@ -1,11 +1,14 @@
 """The line that a script prints when it ends: what the service saved it, and the page of its run.
 
-Every process of a job tells the gateway of itself; only the first prints.
+Every process of a job tells the gateway of itself; only the first prints, and none that another one's
+multiprocessing started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import multiprocessing
 import sys
 
 from ...compiler.api import runs
@@ -28,8 +31,9 @@ def tell(settings: ClientSettings, record: runs.RunRecord) -> None:
     except (RelayError, OSError, RuntimeError) as error:  # RuntimeError: no thread can start, as at exit
         _log.info("the run could not be recorded at %s: %s", settings.url, error)
         return
-    if not record.rank and sys.stderr is not None:
-        print(line(record, reply, settings.url), file=sys.stderr)
+    if not record.rank and multiprocessing.parent_process() is None and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # the program closed it
+            print(line(record, reply, settings.url), file=sys.stderr)
 
 
 def line(record: runs.RunRecord, reply: runs.RunReply, url: str) -> str:

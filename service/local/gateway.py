@@ -136,7 +136,7 @@ async def _announce(server: GatewayServer, settings: ServiceSettings, url: str, 
     say(f"ready {url}")
     profile = "" if place == credentials else f" with TORCHRELAY_PROFILE={place.stem}"
     say(f'next: torch.compile(model, backend="torchrelay") in any script of this user{profile}')
-    say("check: torchrelay doctor; stop: Ctrl-C")
+    say("check: torchrelay doctor; look: torchrelay open; stop: Ctrl-C")
 
 
 def _keep_processes(count: int, run: Callable[[int], None]) -> None:
