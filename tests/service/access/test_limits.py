@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2
 import pytest
-from service_parts import TOKEN, Running, StartGateway, compiled, graph, post
+from service_parts import TOKEN, ArtifactPool, Running, StartGateway, compiled, graph, post
 from torchrelay.compiler.request import codec, schema
+from torchrelay.service.base.settings import ServiceSettings
+from torchrelay.service.gateway.http import slow_clients
+from waiting import wait_until
 
 
 def nested(levels: int) -> bytes:
@@ -144,6 +150,37 @@ def test_a_head_without_end_is_given_up(gateway: Running) -> None:
         with pytest.raises(OSError):
             for _ in range(1000):
                 raw.sendall(b"x" * 65536)
+
+
+def test_an_answer_does_not_wait_for_the_clients_acknowledgement(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the listener is given, as `torchrelay up` does: asyncio turns Nagle's algorithm off only for sockets
+    of its own."""
+    at_once: list[int] = []
+    start = slow_clients.HeadLimitsProtocol._start_timer
+
+    def look(protocol: slow_clients.HeadLimitsProtocol) -> None:
+        connection = protocol.transport.get_extra_info("socket")
+        at_once.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        start(protocol)
+
+    monkeypatch.setattr(slow_clients.HeadLimitsProtocol, "_start_timer", look)
+    running = Running(ServiceSettings(**settings), ArtifactPool())
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", running.port))
+        listener.listen()
+        serve = running.server.serve(sockets=[listener])
+        thread = threading.Thread(target=lambda: asyncio.run(serve))
+        thread.start()
+        try:
+            with running.http() as http:
+                wait_until(lambda: running.server.started, seconds=20)
+                assert http.get("/livez").status_code == 200
+        finally:
+            running.server.should_exit = True
+            thread.join(20)
+    assert at_once == [1]
 
 
 def test_another_content_type_is_refused(http: httpx2.Client) -> None:

@@ -70,7 +70,7 @@ def test_a_process_that_multiprocessing_started_prints_nothing(
 
 
 @pytest.mark.parametrize(
-    "error", [NotFound("no such path"), Forbidden("no"), GatewayUnreachable("gone"), OSError(9)]
+    "error", [NotFound("no such path"), Forbidden("no"), GatewayUnreachable("gone"), ValueError("\\udcff")]
 )
 def test_a_gateway_that_does_not_take_it_is_no_matter(
     error: Exception,
