@@ -18,8 +18,8 @@ from watched import WatchedGateway
 KEY = "0" * 64
 PUBLIC = {"/livez", "/readyz", "/metrics", "/v1/sign-in"}
 ADMIN_ONLY = [("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/000000000000")]
-EVERYBODY = {("POST", "/v1/report")}
-"""What changes something and is open to every token."""
+EVERYBODY = {("POST", "/v1/report"), ("POST", "/v1/page-tickets")}
+"""What changes something and is open to every token. A ticket is for the token that asks for it."""
 
 
 def operations(http: httpx2.Client) -> Iterator[tuple[str, str]]:
