@@ -42,8 +42,8 @@ from .artifacts import load
 from .artifacts.prefetch import Prefetch, prefetch_with, start_early
 from .artifacts.ranks.job_source import JobSource
 from .artifacts.source import ArtifactRequest, LocalSource
+from .gateway import run_link
 from .patch_compile import replace_inductor, restore_inductor
-from .reports import run_link
 from .reports.run_report import FallbackWarning, RunReport, process_report
 from .settings import (
     ClientSettings,

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from torchrelay.clients.reports import run_link
+from torchrelay.clients.gateway import run_link
 from torchrelay.clients.settings import ClientSettings, load_settings
 from torchrelay.compiler.api.runs import GraphRecord, RunRecord, RunReply
 from torchrelay.compiler.errors import Forbidden, GatewayUnreachable, NotFound

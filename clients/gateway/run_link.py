@@ -13,8 +13,8 @@ import sys
 
 from ...compiler.api import runs
 from ...compiler.api.html.page import plural
-from ..gateway.compile_client import GatewayClient
 from ..settings import ClientSettings
+from .compile_client import GatewayClient
 
 _log = logging.getLogger(__name__)
 
