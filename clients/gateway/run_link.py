@@ -1,7 +1,6 @@
 """The line that a script prints when it ends: what the service saved it, and the page of its run.
 
-Every process of a job tells the gateway of itself; only the first prints, and none that another one's
-multiprocessing started.
+Every process of a job tells the gateway of itself; only the first prints, and none that multiprocessing started.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import sys
 from ...compiler.api import runs
 from ...compiler.api.html.page import plural
 from ..settings import ClientSettings
-from .compile_client import GatewayClient
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +22,10 @@ def tell(settings: ClientSettings, record: runs.RunRecord) -> None:
     printed. Of a run that could not reach the gateway, nothing is sent."""
     if "gateway_unreachable" in record.fallbacks:
         return
+    from . import compile_client  # the back end imports this module, and a start does not wait for the client
+
     try:
-        with GatewayClient(settings) as gateway:
+        with compile_client.GatewayClient(settings) as gateway:
             reply = gateway.record_run(record)
     except Exception as error:  # the process ends as it would have
         _log.info("the run could not be recorded at %s: %s", settings.url, error)

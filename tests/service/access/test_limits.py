@@ -17,7 +17,6 @@ from service_parts import TOKEN, ArtifactPool, Running, StartGateway, compiled, 
 from torchrelay.compiler.request import codec, schema
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.gateway.http import slow_clients
-from waiting import wait_until
 
 
 def nested(levels: int) -> bytes:
@@ -170,12 +169,10 @@ def test_an_answer_does_not_wait_for_the_clients_acknowledgement(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", running.port))
         listener.listen()
-        serve = running.server.serve(sockets=[listener])
-        thread = threading.Thread(target=lambda: asyncio.run(serve))
+        thread = threading.Thread(target=lambda: asyncio.run(running.server.serve(sockets=[listener])))
         thread.start()
         try:
             with running.http() as http:
-                wait_until(lambda: running.server.started, seconds=20)
                 assert http.get("/livez").status_code == 200
         finally:
             running.server.should_exit = True

@@ -103,6 +103,10 @@ def test_jinja2_is_imported_when_a_page_is_written_and_not_before() -> None:
     assert "jinja2" not in roots(added)
 
 
+def test_the_back_end_does_not_wait_for_the_http_client() -> None:
+    assert "httpx2" not in roots(imported("import torchrelay.clients.backend"))
+
+
 def test_the_gateway_needs_no_torch() -> None:
     assert "torch" not in roots(imported("import torchrelay.service.gateway.app"))
 
