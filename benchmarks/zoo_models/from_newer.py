@@ -72,7 +72,11 @@ _CAUSAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     ),
     "minicpm3": ({"num_key_value_heads": 4}, {}),
-    "qwen3_next": (_EXPERTS, {"num_experts": 64}),
+    # Without its kernels, each of 64 positions of a chunk is a part of the graph: one layer of either kind.
+    "qwen3_next": (
+        _EXPERTS,
+        {"num_experts": 64, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "olmo_hybrid": ({}, {}),
     # Without mamba-ssm, whole chunks are in memory for each head and state.
     "bamba": ({}, {"mamba_chunk_size": 64}),
