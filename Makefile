@@ -66,6 +66,15 @@ $(VENV)/.helm: $(VENV)/.ready
 $(VENV)/.timm: $(VENV)/.ready
 	@if $(BIN)/python -m pip install -q --no-deps timm==1.0.31; then touch $@; fi
 
+# Chromium (Debian's package, which root installs), Playwright and axe for the tests of pages in a browser; without them these skip.
+$(VENV)/.browser: $(VENV)/.ready
+	@if { command -v chromium || { [ "$$(id -u)" = 0 ] && command -v apt-get && export DEBIAN_FRONTEND=noninteractive && \
+	    { apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core || \
+	      { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core; }; }; }; \
+	  } >/dev/null 2>&1 && \
+	  $(BIN)/python -m pip install -q playwright==1.65.2 && \
+	  $(BIN)/python -m pip install -q --no-deps axe-playwright-python==0.1.8; then touch $@; fi
+
 # ExecuTorch for the tests of .pte exports: what of it these need beside [dev]. Without it they skip.
 $(VENV)/.executorch: $(VENV)/.ready
 	@if $(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/executorch \
@@ -87,7 +96,7 @@ PYTEST := $(BIN)/python -m pytest tests --ignore=tests/gpu -n 3
 test: $(VENV)/.ready  ## under five minutes: each part of the system once, and all that is quick
 	$(PYTEST) -m "quick and not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm $(VENV)/.seaweedfs  ## everything that needs no GPU, but for what is marked slow
+test-all: $(VENV)/.ready $(VENV)/.browser $(VENV)/.openid $(VENV)/.promtool $(VENV)/.helm $(VENV)/.nginx $(VENV)/.softhsm $(VENV)/.seaweedfs  ## everything that needs no GPU, but for what is marked slow
 	$(PYTEST) -m "$(ONLY)" --share $(SHARE)
 
 test-slow: $(VENV)/.ready $(VENV)/.helm $(VENV)/.nginx $(VENV)/.timm $(VENV)/.executorch  ## what takes over 20 s each: faults at length, whose processes fill a processor each

@@ -1,4 +1,4 @@
-"""`torchrelay open`: a run, why a graph missed, or the latest runs, in a browser that is signed in by a link."""
+"""`torchrelay open`: a run, why a graph missed, or the overview, in a browser that is signed in by a link."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ _RUN, _KEY = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}")
 def open_page(
     what: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN|KEY", help="A run's id, or the key of a graph; default: the latest runs."
-        ),
+        typer.Argument(metavar="RUN|KEY", help="A run's id, or the key of a graph; default: the overview."),
     ] = None,
     link: Annotated[
         bool, typer.Option("--link", help="Print the link, which works once, and open nothing.")
@@ -48,7 +46,7 @@ def _page(what: str | None) -> str:
         (what or "").rstrip("/").rpartition("/")[2].partition("?")[0]
     )  # also the address that a script printed
     if what is None:
-        return "runs"
+        return "overview"
     if _RUN.fullmatch(text):
         return f"runs/{text}"
     if _KEY.fullmatch(text):

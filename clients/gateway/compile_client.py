@@ -372,7 +372,7 @@ class GatewayClient(HttpApi):
 
     def explain(self, key: str) -> MissExplanation:
         """The entry nearest to a request that missed. Raises NotFound if the service does not know it."""
-        return self._call("GET", f"/v1/explain/{key}", MissExplanation)
+        return self._call("GET", f"/misses/{key}", MissExplanation)
 
     def record_run(self, record: RunRecord) -> RunReply:
         """Tell of this process's run."""

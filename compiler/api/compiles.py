@@ -37,7 +37,7 @@ class NearestEntry(Struct, frozen=True):
 
 
 class MissExplanation(Struct, frozen=True):
-    """Answer of `GET /v1/explain/{key}`."""
+    """Answer of `GET /misses/{key}`."""
 
     key: str
     published: bool

@@ -153,7 +153,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """A process of a run in short; in a list of runs the one that ended first. by: the name of its token. ended: when
     the gateway was told, seconds since 1970. hits: also those of the machine's disk, and of other ranks. fallbacks:
     graphs that were compiled locally. alone: graphs on which it decided without the job. seconds: of all stages but
-    `trace`. rank: 0 for a process without a launcher. ranks: processes that have told of the run."""
+    `trace`. rank: 0 for a process without a launcher. ranks: processes that have told of the run. slowest: the key of
+    the miss that took longest, '' without one; slowest_seconds: from its request to the callable."""
 
     run: str
     program: str
@@ -170,6 +171,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     torch: str = ""
     rank: int = 0
     ranks: int = 1
+    slowest: str = ""
+    slowest_seconds: float = 0.0
 
 
 class RunList(Struct, frozen=True):

@@ -28,6 +28,7 @@ from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 from ..storage.redis.scripts import Scripts
 from .script_history import seconds_saved
+from .usage import figures_of
 
 RUNS = 10_000
 BYTES = 64 << 20
@@ -55,16 +56,17 @@ class Runs:
         """Stores what a process of the holder of `by` tells of its run."""
         saved = await self._saved(record)
         process = runs.RunProcess(record, saved)
+        summary = _summary(process, by.name)
         launched = bool(record.launch) and record.rank is not None
         launch = hashlib.sha256(f"{by.id}\0{record.launch}\0{record.program}".encode()).hexdigest()
         keys = self._keys
         found = await self._scripts.record_run(
-            keys=[keys.runs, keys.run_sizes, keys.run_bytes, keys.launch(launch)],
+            keys=[keys.runs, keys.run_sizes, keys.run_bytes, keys.launch(launch), keys.stats],
             args=[
                 secrets.token_hex(8),
                 record.rank or 0,
                 codec.compress(msgspec.json.encode(process)),
-                msgspec.json.encode(_summary(process, by.name)),
+                msgspec.json.encode(summary),
                 keys.run_records(""),
                 keys.run_summaries(""),
                 int(launched),
@@ -73,6 +75,7 @@ class Runs:
                 RUNS,
                 BYTES,
                 RUN_BYTES,
+                *figures_of(summary),
             ],
         )
         run = found.decode()
@@ -156,6 +159,8 @@ def _names(graphs: Iterable[runs.GraphRecord]) -> list[tuple[str, int]]:
 
 def _summary(process: runs.RunProcess, name: str) -> runs.RunSummary:
     record = process.record
+    missed = [each for each in record.graphs if each.outcome in ("miss", "coalesced") and each.key]
+    slowest = max(missed, key=lambda each: each.seconds, default=None)
     return runs.RunSummary(
         run="",
         program=record.program,
@@ -171,6 +176,8 @@ def _summary(process: runs.RunProcess, name: str) -> runs.RunSummary:
         alone=sum(record.alone.values()),
         torch=record.torch,
         rank=record.rank or 0,
+        slowest=slowest.key if slowest else "",
+        slowest_seconds=slowest.seconds if slowest else 0.0,
     )
 
 

@@ -41,17 +41,13 @@ class ScriptHistory:
             args=[script, *limits, *prefixes, *counts, *varied, *constant, *used],
         )
 
-    async def count(self, prefetched: Iterable[str]) -> None:
-        """Counts artifacts as hits that were fetched ahead, and therefore not asked for when they were needed."""
+    async def hits(self, prefetched: Iterable[str]) -> dict[str, float]:
+        """What to count for artifacts that were fetched ahead, and therefore not asked for when they were needed."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for key in prefetched:
                 pipe.hget(self._keys.index(key), "seconds")
             found = [seconds_saved(seconds) for seconds in await pipe.execute() if seconds is not None]
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hincrby(self._keys.stats, "requests", len(found))
-            pipe.hincrby(self._keys.stats, "hits", len(found))
-            pipe.hincrbyfloat(self._keys.stats, "seconds_saved", sum(found))
-            await pipe.execute()
+        return {"requests": len(found), "hits": len(found), "seconds_saved": sum(found)}
 
     async def used_by(self, script: str) -> compiles.ScriptArtifacts:
         """What it used and the cache still offers: the latest run's first, in order of use."""

@@ -1,4 +1,4 @@
-"""Uses of artifacts, counted in memory and written to Redis each second.
+"""Uses of artifacts, and what clients compiled locally, counted in memory and written to Redis each second.
 
 So a hit only reads, and is answered while Redis takes no writes: it is a replica, or its disk is full. What was counted
 waits until it takes them again. A process that crashes loses what it has not written: a second's counts as a rule. A
@@ -25,8 +25,6 @@ _SECONDS = 1.0
 _MOST_KEYS = 1 << 16
 """Artifacts whose last use waits to be written; of more, those used last. The sums count all."""
 _BATCH = 500
-SUMS = ("requests", "hits", "misses", "fetches", "bytes_served", "seconds_saved")
-"""Their names, in the order that record_uses.lua takes."""
 _Sums = defaultdict[str, float]
 
 
@@ -49,7 +47,7 @@ class UseCounts:
         self._writing = asyncio.Lock()
 
     def count(self, namespace: str, sums: Mapping[str, float]) -> None:
-        """Adds to the sums of SUMS that are named."""
+        """Adds to the counters that are named (Counters), or to `fallback:<code>`."""
         known = self._sums.setdefault(namespace, _Sums(float))
         for name, number in sums.items():
             known[name] += number
@@ -109,6 +107,6 @@ class UseCounts:
         keys, now = self._keys.of(batch.namespace), time.monotonic()
         ages = [part for key, at in batch.used.items() for part in (key, int((now - at) * 1000))]
         await self._scripts.record_uses(
-            keys=[keys.lru, keys.pinned, keys.stats],
-            args=[*(batch.sums[name] for name in SUMS), *ages],
+            keys=[keys.lru, keys.pinned, keys.stats, keys.fallbacks],
+            args=[len(batch.sums), *(part for pair in batch.sums.items() for part in pair), *ages],
         )

@@ -18,6 +18,7 @@ from ..cache.admin import CacheAdmin
 from ..cache.misses import Misses
 from ..cache.runs import Runs
 from ..cache.script_history import ScriptHistory
+from ..cache.usage import UsageHistory
 from ..compile.compile_queue import CompileQueue, QueuedRequests
 from ..compile.followers import Followers
 from ..compile.search.database import AutotuneEntries
@@ -44,6 +45,7 @@ class GatewayTenant(TenantParts):
         self.misses = Misses(redis, self.keys, scripts, self.components, shared.budgets.work)
         self.script_history = ScriptHistory(redis, self.keys, scripts)
         self.runs = Runs(redis, self.keys, scripts)
+        self.usage = UsageHistory(redis, self.keys)
         self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
         self.queue = CompileQueue(namespace, self.leases, queued)
         self.followers = Followers(self.events, shared.notifications, settings, self.queue.ask_again)

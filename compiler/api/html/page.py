@@ -60,6 +60,9 @@ def milliseconds(value: float) -> str:
 
 
 def seconds(value: float) -> str:
+    """In seconds, minutes or hours."""
+    if value >= 7200:
+        return f"{value / 3600:,.1f} h"
     return f"{value / 60:.1f} min" if value >= 120 else f"{value:.1f} s"
 
 

@@ -15,7 +15,7 @@ from ....compiler.errors import MalformedRequest
 from ....compiler.request import codec
 from ...admission.admit import Admission
 from .errors import documented
-from .page_bodies import page_response, wants_page
+from .page_bodies import for_browsers, page_response, wants_page
 
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
 _BODY_BYTES = 4096
@@ -92,7 +92,7 @@ class JsonRouter(APIRouter):
                 return Response(codec.to_json(found), status, headers, "application/json")
 
             if page is not None:
-                answer.page = page  # type: ignore[attr-defined]
+                for_browsers(answer)
             others = [each for name, each in signature.parameters.items() if name not in ("body", "request")]
             first = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
             keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]

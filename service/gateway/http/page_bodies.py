@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
@@ -13,6 +14,7 @@ from ....compiler.api.html.page import FOLDER, render
 from ....compiler.errors import RelayError, Unauthenticated
 
 COOKIE = "torchrelay_token"
+Route = TypeVar("Route", bound=Callable[..., Any])
 _TEMPLATES = Path(__file__).parents[1] / "pages"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
@@ -22,9 +24,14 @@ _PAGE_HEADERS = {
 }
 
 
+def for_browsers(route: Route) -> Route:
+    """Decorate a route that only reads: the token of a browser's cookie opens it."""
+    route.for_browsers = True  # type: ignore[attr-defined]
+    return route
+
+
 def is_page(request: Request) -> bool:
-    """Whether the route has a page for browsers."""
-    return hasattr(getattr(request.scope.get("route"), "endpoint", None), "page")
+    return hasattr(getattr(request.scope.get("route"), "endpoint", None), "for_browsers")
 
 
 def page_token(request: Request) -> str:

@@ -1,5 +1,5 @@
-"""GET /runs, /runs/{run}, /misses/{key}: pages, and JSON; POST /v1/runs, by which a process tells of its run; the form
-by which a browser signs in.
+"""GET /overview, /overview.csv, /runs, /runs/{run} and /misses/{key}: pages, and JSON; POST /v1/runs, by which a
+process tells of its run; the form by which a browser signs in.
 
 A browser's token is in a cookie that scripts cannot read and other sites cannot send with a form; it opens pages alone.
 """
@@ -13,10 +13,12 @@ from typing import Annotated
 from urllib.parse import parse_qs
 
 from fastapi import Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from msgspec.structs import replace
 
 from ....compiler.api import runs
 from ....compiler.api.compiles import MissExplanation
+from ....compiler.api.usage import Overview, Period, SlowMiss
 from ....compiler.errors import Forbidden, NotFound, RelayError, Unauthenticated
 from ...access.page_tickets import TICKET_SECONDS
 from ...base.http_bodies import read_body
@@ -25,7 +27,7 @@ from ...storage.redis.keys import DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import error_response
 from ..http.json_routes import JsonRouter
-from ..http.page_bodies import COOKIE, STYLESHEET, sign_in_page, stylesheet
+from ..http.page_bodies import COOKIE, STYLESHEET, for_browsers, sign_in_page, stylesheet
 from ..parts import GatewayParts
 from ..routes.parameters import CacheKey, Compiler, Gateway, Reader, ReaderTenant
 from . import views
@@ -35,8 +37,10 @@ router = JsonRouter("runs")
 RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
 _FORM_BYTES = 16 << 10
 _FORM_SECONDS = 10.0
-_PAGE = re.compile(r"(runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
+_PAGE = re.compile(r"(overview|runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
 _YEAR_SECONDS = 365 * 86400
+_SHOWN = 10
+"""Latest runs, and slowest misses, of the overview."""
 
 
 @router.json("POST", "/v1/runs", "Tell of a process's run", body_bytes=RECORD_BYTES)
@@ -46,6 +50,42 @@ async def record(body: runs.RunRecord, gateway: Gateway, grant: Compiler) -> run
     if grant.namespace != DEFAULT_NAMESPACE:  # who may see all namespaces finds it too
         reply = replace(reply, path=f"{reply.path}?namespace={grant.namespace}")
     return reply
+
+
+@router.json("GET", "/overview", "What was asked for over time, and what it saved", page=views.overview)
+async def overview(
+    gateway: Gateway,
+    tenant: ReaderTenant,
+    period: Annotated[Period, Query(description="Until now")] = "week",
+) -> Overview:
+    now = (await gateway.counters([tenant.namespace]))[tenant.namespace]
+    seconds, total, intervals = await tenant.usage.read(period)
+    latest = (await tenant.runs.latest()).runs
+    slowest = [
+        SlowMiss(each.slowest, each.slowest_seconds, each.run, each.program)
+        for each in latest
+        if each.slowest
+    ]
+    slowest.sort(key=lambda each: -each.seconds)
+    return Overview(
+        *(period, seconds, total, intervals, now.compiling, now.entries, now.bytes_stored),
+        *(latest[:_SHOWN], slowest[:_SHOWN]),
+    )
+
+
+@router.get(
+    "/overview.csv",
+    summary="Each hour of a year in which something was counted, as CSV",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+@for_browsers
+async def hours(tenant: ReaderTenant) -> StreamingResponse:
+    headers = {
+        "Cache-Control": "no-store",
+        "Content-Disposition": 'attachment; filename="torchrelay-hours.csv"',
+    }
+    return StreamingResponse(tenant.usage.hours_as_csv(), 200, headers, "text/csv; charset=utf-8")
 
 
 @router.json("GET", "/runs", "The latest runs", page=views.latest)
@@ -70,7 +110,14 @@ async def run(
     return replace(found, earlier=await tenant.runs.earlier(found.summary), compared=compared)
 
 
-@router.json("GET", "/misses/{key}", "Why a request missed", page=views.miss)
+@router.json(
+    "GET",
+    "/misses/{key}",
+    "Why a request missed",
+    description="The nearest of the entries that the cache offered when the request missed, and the "
+    "differences: request against entry. `nearest` is null when there was none.",
+    page=views.miss,
+)
 async def miss(request: Request, key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
     return await tenant.misses.explain(key, gone=request.is_disconnected)
 
@@ -85,9 +132,11 @@ async def page_ticket(request: Request, gateway: Gateway, grant: Reader) -> runs
 
 
 @router.get("/sign-in", include_in_schema=False)
-async def sign_in_form(request: Request, gateway: Gateway, ticket: str = "", then: str = "runs") -> Response:
+async def sign_in_form(
+    request: Request, gateway: Gateway, ticket: str = "", then: str = "overview"
+) -> Response:
     """The form; or, with a ticket, what the form would do."""
-    then = then if _PAGE.fullmatch(then) else "runs"
+    then = then if _PAGE.fullmatch(then) else "overview"
     if not ticket:
         return sign_in_page(request, then)
     token = await gateway.page_tickets.redeem(ticket)
@@ -104,7 +153,7 @@ async def sign_in(request: Request, gateway: Gateway) -> Response:
     body = await read_body(request, _FORM_BYTES, seconds=_FORM_SECONDS)
     form = {name: values[0] for name, values in parse_qs(body.decode("ascii", "replace")).items()}
     then = form.get("then", "")
-    then = then if _PAGE.fullmatch(then) else "runs"
+    then = then if _PAGE.fullmatch(then) else "overview"
     return await _signed_in(request, gateway, form.get("token", "").strip(), then)
 
 

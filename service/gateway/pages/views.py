@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import Request
 from msgspec import Struct
@@ -13,9 +13,11 @@ from msgspec import Struct
 from ....compiler.api import runs
 from ....compiler.api.compiles import MissExplanation
 from ....compiler.api.html import svg
-from ....compiler.api.html.page import Tile, plural, seconds
+from ....compiler.api.html.page import Tile, bytes_of, plural, seconds
 from ....compiler.api.html.svg import Axis, Picture, shape
+from ....compiler.api.usage import Overview, Period
 from ..http.page_bodies import rendered
+from .usage_charts import charts
 
 _DRAWN = 60
 """Graphs in the picture, those that took longest."""
@@ -36,6 +38,42 @@ class GraphRow(Struct, frozen=True):
     outcome: str
     missed: bool
     stages: str
+
+
+def overview(request: Request, whole: Overview) -> str:
+    total = whole.total
+    local = sum(total.fallbacks.values())
+    rate = f"{total.hits / total.requests:.0%}" if total.requests else "none"
+    tiles = [
+        ("hit rate", rate, f"{total.hits:,} of {total.requests:,} requests"),
+        (
+            "compile time saved",
+            seconds(total.seconds_saved),
+            f"{seconds(total.seconds_spent)} spent by workers",
+        ),
+        ("compiled", f"{total.compiles:,}", plural(total.failures, "failure")),
+        ("compiled locally", f"{local:,}", "by clients, in place of the service"),
+        ("runs", f"{total.runs:,}", _percentiles(total.ready_seconds)),
+        (
+            "artifacts now",
+            f"{whole.entries:,}",
+            f"{bytes_of(whole.bytes_stored)}, {whole.compiling} compiling",
+        ),
+    ]
+    return rendered(
+        "overview.html",
+        request,
+        title="Overview",
+        about=[f"the last {whole.period}", f"{bytes_of(total.bytes_served)} served"],
+        tiles=tiles,
+        whole=whole,
+        periods=get_args(Period),
+        charts=charts(whole),
+        when=when,
+        hit_rate=hit_rate,
+        spent=seconds,
+        namespace=_namespace(request),
+    )
 
 
 def latest(request: Request, listed: runs.RunList) -> str:
@@ -124,6 +162,10 @@ def when(moment: float) -> str:
 
 def hit_rate(summary: runs.RunSummary) -> str:
     return f"{summary.hits / summary.graphs:.0%}" if summary.graphs else ""
+
+
+def _percentiles(ready: list[float]) -> str:
+    return f"graphs ready in {seconds(ready[0])}, 9 of 10 in {seconds(ready[1])}" if ready else ""
 
 
 def _namespace(request: Request) -> str:

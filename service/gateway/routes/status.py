@@ -16,7 +16,6 @@ from ....compiler.artifact.signing import key_id, key_text
 from ....compiler.errors import BY_CODE, MalformedRequest
 from ....compiler.request import schema as request_schema
 from ...base.counters import StatsReply, sum_counters
-from ...storage.redis.counter_store import count_fallbacks
 from ..http.json_routes import JsonRouter
 from .parameters import Gateway, Reader, ReaderTenant
 
@@ -99,4 +98,4 @@ async def sign_in(gateway: Gateway) -> SignInReply:
 async def report(body: FallbackReport, gateway: Gateway, tenant: ReaderTenant) -> None:
     if body.reason not in BY_CODE:
         raise MalformedRequest(f"{body.reason!r} is no error code", hint="See compiler/errors.py")
-    await count_fallbacks(gateway.redis, tenant.keys, body.reason, body.count)
+    gateway.uses.count(tenant.namespace, {f"fallback:{body.reason}": body.count})

@@ -80,8 +80,3 @@ async def _add_up(redis: RedisClient, keys: Keys, namespaces: Callable[[], Await
     fresh_ms = max(_FRESH_MS, _FRESH_MS_EACH * len(names))
     await redis.set(keys.summed, msgspec.msgpack.encode(summed), px=fresh_ms)
     return summed
-
-
-async def count_fallbacks(redis: RedisClient, keys: Keys, code: str, count: int) -> None:
-    """Counts what no script counts. Raises RedisError."""
-    await redis.hincrby(keys.fallbacks, code, count)

@@ -245,6 +245,14 @@ class Keys:
         """Sorted set: digests of inputs' sizes that vary in a script's runs, by when that was reported, ms."""
         return self.script_sizes_prefix + script
 
+    def hours(self, day: int) -> str:
+        """Hash: what was counted in each hour of a day since 1970 (cache/usage.py); expires."""
+        return f"{self.stats}:hours:{day}"
+
+    def days(self, group: int) -> str:
+        """The same of 32 days; `group`: days since 1970, divided by 32."""
+        return f"{self.stats}:days:{group}"
+
     def run_records(self, run: str) -> str:
         """Hash: rank to its RunProcess as JSON, zstd; 0 for a process without a launcher."""
         return f"{self.prefix}run_records:{run}"

@@ -28,7 +28,7 @@ def everything(running: Running) -> None:
         assert post(http, graph(3), wait="cache").status_code == 404
         missed = post(http, graph(4))
         for path in (
-            f"/v1/explain/{missed.json()['key']}",
+            f"/misses/{missed.json()['key']}",
             "/v1/stats",
             "/metrics",
             "/v1/cache",

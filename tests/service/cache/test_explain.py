@@ -32,7 +32,7 @@ def changed(body: bytes, **fields: Any) -> bytes:
 
 
 def explained(http: httpx2.Client, body: bytes) -> MissExplanation:
-    answer = http.get(f"/v1/explain/{key_of(body)}")
+    answer = http.get(f"/misses/{key_of(body)}")
     assert answer.status_code == 200, answer.text
     return decoding.from_json(answer.content, type=MissExplanation)
 
@@ -105,11 +105,11 @@ def test_an_evicted_entry_that_is_asked_for_again_is_a_new_miss(
     with redis_server.client() as redis:
         redis.delete(f"torchrelay:index:{name}", f"torchrelay:miss:{name}")
         redis.zrem("torchrelay:lru", name)
-    assert http.get(f"/v1/explain/{name}").status_code == 404
+    assert http.get(f"/misses/{name}").status_code == 404
 
     def asked_again() -> bool:  # a miss of the same key is recorded once a second
         post(http, graph(8), wait="cache")  # a body that this gateway parsed before
-        return http.get(f"/v1/explain/{name}").status_code == 200
+        return http.get(f"/misses/{name}").status_code == 200
 
     wait_until(asked_again, seconds=10)
     found = explained(http, graph(8))
@@ -125,7 +125,7 @@ def test_what_is_remembered_is_bounded(
         for nodes in (1, 2, 3):
             for size in range(4):
                 post(http, graph(size + 2, nodes=nodes), wait="cache")
-        assert http.get(f"/v1/explain/{key_of(graph(2))}").status_code == 404
+        assert http.get(f"/misses/{key_of(graph(2))}").status_code == 404
         assert explained(http, graph(5, nodes=3)).nearest is None
     with redis_server.client() as redis:
         assert len(redis.keys("torchrelay:miss:*")) == redis.zcard("torchrelay:misses") == 3
@@ -177,7 +177,7 @@ def test_damaged_records_are_passed_over(http: httpx2.Client, redis_server: Redi
         redis.set(f"torchrelay:components:{key_of(graph(9))}", codec.compress(b'{"inputs":"x"}'))
         redis.set(f"torchrelay:miss:{key_of(graph(17))}", b"garbage")
     assert explained(http, graph(16)).nearest is None
-    assert http.get(f"/v1/explain/{key_of(graph(17))}").status_code == 404
+    assert http.get(f"/misses/{key_of(graph(17))}").status_code == 404
 
 
 def test_what_redis_holds_for_explanations_is_bounded(
@@ -201,11 +201,11 @@ def test_what_redis_holds_for_explanations_is_bounded(
 
 def test_errors_are_typed(gateway: Running) -> None:
     with gateway.http() as http:
-        unknown, wrong = http.get(f"/v1/explain/{'0' * 64}"), http.get("/v1/explain/x")
+        unknown, wrong = http.get(f"/misses/{'0' * 64}"), http.get("/misses/x")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "malformed")
     with gateway.http(token=None) as http:
-        assert http.get(f"/v1/explain/{'0' * 64}").status_code == 401
+        assert http.get(f"/misses/{'0' * 64}").status_code == 401
     with gateway.http() as http:
         assert "MissExplanation" in http.get("/openapi.json").json()["components"]["schemas"]
 

@@ -87,7 +87,7 @@ def test_a_trusted_sites_artifact_is_a_hit_under_both_signatures(
         (entry,) = other.get("/v1/audit").json()["entries"]
         assert (entry["action"], entry["name"], entry["key"]) == ("imported", "owner", key)
         assert [entry["signer"]] == http.get("/v1/info").json()["key_ids"]
-        assert other.get(f"/v1/explain/{key}").status_code in (200, 404)
+        assert other.get(f"/misses/{key}").status_code in (200, 404)
     assert there.pool.calls == []
 
 

@@ -192,8 +192,8 @@ CACHE = [
     of_entry("pin", "unpinned", *EVENT, stored=[("ZADD", KEYS.pinned, 1000, KEY)]),
     Call(
         "record_uses",
-        [KEYS.lru, KEYS.pinned, KEYS.stats],
-        [1, 1.0, -1.0, 1, 4096, 1.25, KEY, 10, OTHER, 20],
+        [KEYS.lru, KEYS.pinned, KEYS.stats, KEYS.fallbacks],
+        [*(3, "requests", -1, "seconds_saved", 1.25, "fallback:timeout", 2), *(KEY, 10, OTHER, 20)],
         [*entry(), ("HSET", KEYS.stats, "requests", 1, "seconds_saved", "1.5", "bytes_served", 1)],
     ),
     count_entries(*entry(), ("HSET", KEYS.sizes, KEY, 99), ("ZREM", KEYS.lru, KEY)),
@@ -230,7 +230,7 @@ CACHE = [
     ),
     Call(
         "record_run",
-        [KEYS.runs, KEYS.run_sizes, KEYS.run_bytes, KEYS.launch("l")],
+        [KEYS.runs, KEYS.run_sizes, KEYS.run_bytes, KEYS.launch("l"), KEYS.stats],
         [
             "new",
             0,
@@ -244,6 +244,7 @@ CACHE = [
             1,
             1000,
             1000,
+            "ready:3",
         ],
         [
             ("ZADD", KEYS.runs, 1000, "old"),

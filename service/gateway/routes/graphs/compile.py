@@ -1,7 +1,6 @@
 """Stage 4: POST /v1/compile takes a graph and answers with its artifact, or with where to follow its compile.
 
 POST /v1/lower does the same for a graph that is to be looked at: its artifact lists it at the levels that it names.
-Also GET /v1/explain/{key}: the entry nearest to a request that missed, and the differences.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import structlog
 from fastapi import Query, Request, Response
 from redis.exceptions import RedisError
 
-from .....compiler.api.compiles import CompileStatus, MissExplanation
+from .....compiler.api.compiles import CompileStatus
 from .....compiler.artifact import manifest
 from .....compiler.errors import MalformedRequest, NotFound, SourceForbidden, Unavailable
 from .....compiler.request import codec
@@ -25,7 +24,7 @@ from ....base.tracing import span_context
 from ...http.errors import documented
 from ...http.json_routes import JsonRouter, binary_content
 from ...parts import GatewayParts, GatewayTenant
-from ..parameters import CacheKey, Compiler, CompilerTenant, Gateway, ReaderTenant
+from ..parameters import Compiler, CompilerTenant, Gateway
 from .artifacts import artifact_response
 from .progress import status_of
 
@@ -166,15 +165,3 @@ async def _log_compile(tenant: GatewayTenant, grant: Grant, parsed: CompileReque
         await tenant.audit.append(event)
     except RedisError as error:
         log.error("audit_entry_lost", error=str(error), **msgspec.structs.asdict(event))
-
-
-@router.json(
-    "GET",
-    "/v1/explain/{key}",
-    "Why a request missed",
-    description="The nearest of the entries that the cache offered when the request missed, and the "
-    "differences: request against entry. `nearest` is null when there was none.",
-    reply="The nearest entry",
-)
-async def explain(request: Request, key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
-    return await tenant.misses.explain(key, gone=request.is_disconnected)

@@ -9,7 +9,7 @@ from fastapi import Path
 
 from .....compiler.api.compiles import ScriptArtifacts, ScriptUse
 from ...http.json_routes import JsonRouter
-from ..parameters import CompilerTenant, ReaderTenant
+from ..parameters import CompilerTenant, Gateway, ReaderTenant
 
 router = JsonRouter("prefetch")
 
@@ -21,11 +21,11 @@ Script = Annotated[
 @router.json(
     "POST", "/v1/prefetch", "Record which artifacts a script used and which sizes vary", body_bytes=64 << 10
 )
-async def record(body: ScriptUse, tenant: CompilerTenant) -> None:
+async def record(body: ScriptUse, gateway: Gateway, tenant: CompilerTenant) -> None:
     for script in body.scripts:
         await tenant.script_history.record(script, body.keys, body.varied, body.constant)
     if prefetched := set(body.prefetched).intersection(body.keys):
-        await tenant.script_history.count(prefetched)
+        gateway.uses.count(tenant.namespace, await tenant.script_history.hits(prefetched))
 
 
 @router.json("GET", "/v1/prefetch/{script}", "What a script used and the cache still offers")

@@ -37,6 +37,7 @@ if ahead > most then
     prefix = prefix .. 'ns:' .. namespace .. ':'
   end
   redis.pcall('HINCRBY', prefix .. 'stats', 'rate_limited', 1)
+  count_hour(prefix .. 'stats', 'rate_limited', 1)
   return {data, math.ceil((ahead - most) / 1000)}
 end
 redis.pcall('SET', bucket, integer(microseconds + ahead), 'PX', math.ceil(ahead / 1000) + 1)

@@ -7,5 +7,5 @@ redis.call('INCRBY', spent, integer(seconds * 1000))
 if redis.call('PTTL', spent) < 0 then
   redis.call('PEXPIRE', spent, period_ms)
 end
-redis.call('HINCRBYFLOAT', stats, 'seconds_spent', string.format('%.6f', seconds))
+count(stats, 'seconds_spent', seconds)
 return 1

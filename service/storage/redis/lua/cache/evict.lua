@@ -64,7 +64,7 @@ while total() > limit do
   local index = prefix .. 'index:' .. key
   local digest, tier = unpack(redis.call('HMGET', index, 'digest', 'place'))
   drop_entry(key, index, lru, prefix .. 'pinned', prefix .. 'sizes', namespace_bytes, bytes, inline)
-  redis.call('HINCRBY', prefix .. 'stats', 'evictions', 1)
+  count(prefix .. 'stats', 'evictions', 1)
   if tier == 'redis' then
     redis.call('DEL', prefix .. 'blob:' .. digest)
   end

@@ -10,8 +10,8 @@ local key, most_audited, blob, token, digest, size, place, namespace = unpack(AR
 local seconds, ttl_ms, wake, searched, recalled, unverified = unpack(ARGV, 9)
 check_arguments(14, 2, 1)
 most_audited, ttl_ms = whole(most_audited, 0), whole(ttl_ms, 1)
-size, seconds, searched = integer(finite(size)), finite(seconds), integer(finite(searched))
-recalled, unverified = integer(finite(recalled)), integer(finite(unverified))
+size, seconds, searched = integer(finite(size)), finite(seconds), finite(searched)
+recalled, unverified = finite(recalled), finite(unverified)
 local existing = redis.call('HGET', index, 'digest')
 if existing == digest then
   if redis.call('HGET', index, 'place') == 'redis' then
@@ -33,7 +33,6 @@ check_sums(bytes, inline)
 check_counters(redis.call('HMGET', stats, 'compiles', 'problems_searched', 'problems_recalled', 'unverified'))
 finite(redis.call('HGET', stats, 'seconds_saved') or 0)
 local joins = number_or(0, redis.call('HGET', run, 'joins'))
-local saved = string.format('%.6f', joins * seconds)
 if place == 'redis' then
   redis.call('PERSIST', blob)
 end
@@ -45,12 +44,12 @@ redis.call('HSET', sizes, key, size)
 add_bytes(size, place, lru, namespace_bytes, bytes, inline)
 add_event(events, run, ttl_ms, 'done', '', '')
 if not imported then
-  redis.call('HINCRBY', stats, 'compiles', 1)
-  redis.call('HINCRBY', stats, 'problems_searched', searched)
-  redis.call('HINCRBY', stats, 'problems_recalled', recalled)
-  redis.call('HINCRBY', stats, 'unverified', unverified)
+  count(stats, 'compiles', 1)
+  count(stats, 'problems_searched', searched)
+  count(stats, 'problems_recalled', recalled)
+  count(stats, 'unverified', unverified)
 end
-redis.call('HINCRBYFLOAT', stats, 'seconds_saved', saved)
+count(stats, 'seconds_saved', joins * seconds)
 redis.call('DEL', lease, run, request, waiters, kills)
 redis.call('ZREM', active, key)
 redis.call('ZREM', pending, lease)

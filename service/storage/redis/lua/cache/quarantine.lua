@@ -10,7 +10,7 @@ if digest ~= bad_digest then
   return 0
 end
 check_sums(bytes, inline)
-redis.call('HINCRBY', stats, 'damaged', 1)
+count(stats, 'damaged', 1)
 if place == 'redis' then
   redis.call('PEXPIRE', blob_prefix .. digest, evidence_ms)
 end

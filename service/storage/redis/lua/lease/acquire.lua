@@ -25,10 +25,10 @@ local asking = mode == 'queue'
 
 local SENDING_MS = 500 -- who has not sent the body by then has gone away
 
-local function count(field)
+local function count_request(field)
   if asking then
-    redis.call('HINCRBY', stats, 'requests', 1)
-    redis.call('HINCRBY', stats, field, 1)
+    count(stats, 'requests', 1)
+    count(stats, field, 1)
   end
 end
 
@@ -44,7 +44,7 @@ local standing = number_or(0, redis.call('HGET', priorities, lease))
 check_counters(redis.call('HMGET', stats, 'requests', 'refused', 'coalesced', 'overloaded', 'over_quota', 'misses'))
 local failure = asking and redis.call('GET', failed) -- what is queued was not refused
 if failure then
-  count('refused')
+  count_request('refused')
   return {'failed', failure}
 end
 
@@ -78,7 +78,7 @@ if holder then
       prioritize()
     end
   end
-  count('coalesced')
+  count_request('coalesced')
   return {'wait'}
 end
 
@@ -103,7 +103,7 @@ elseif running and redis.call('ZSCORE', pending, lease) and redis.call('EXISTS',
       redis.call('ZADD', pending, integer(now), lease)
     end
   end
-  count('coalesced')
+  count_request('coalesced')
   return {'wait'}
 end
 
@@ -165,7 +165,7 @@ end
 
 local refused = limited and refusal() or nil
 if refused then
-  count(refused[1] == 'overloaded' and 'overloaded' or 'over_quota')
+  count_request(refused[1] == 'overloaded' and 'overloaded' or 'over_quota')
   return refused
 end
 if not asking and standing > 0 and at_quota then
@@ -211,7 +211,7 @@ if asking then
   redis.call('ZADD', pending, integer(now), lease)
   report('')
   redis.call('PUBLISH', wake, compiles_wait)
-  count('misses')
+  count_request('misses')
   return {'queued'}
 end
 local number = hold(lease, fence, owner, lease_ms, pending, lease)

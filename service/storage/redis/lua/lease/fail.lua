@@ -18,7 +18,7 @@ end
 if negative_ms > 0 then
   redis.call('SET', failed, failure, 'PX', integer(negative_ms))
 end
-redis.call('HINCRBY', stats, 'failures', 1)
+count(stats, 'failures', 1)
 redis.call('DEL', lease, run, request, waiters)
 redis.call('ZREM', active, key)
 redis.call('ZREM', pending, lease)

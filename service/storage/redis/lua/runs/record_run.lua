@@ -1,9 +1,11 @@
 -- Store what one process tells of a run; the oldest runs make room. Processes of one launch that end about the same time
 -- are one run. Returns the run's id.
-local runs, sizes, bytes, launch = unpack(KEYS)
+-- KEYS: as named; stats. ARGV: as named; then figures of the hour, each of which the first process of a run adds one to.
+local runs, sizes, bytes, launch, stats = unpack(KEYS)
 local id, rank, record, summary, records, summaries, launched, launch_ms, ttl_ms, most, most_bytes, most_of_run =
   unpack(ARGV)
-check_arguments(12)
+check_arguments(12, 1, 0)
+local own = id
 launch_ms, ttl_ms, most = whole(launch_ms, 1), whole(ttl_ms, 1), whole(most, 1)
 most_bytes, most_of_run = whole(most_bytes, 0), whole(most_of_run, 0)
 if launched == '1' then
@@ -23,6 +25,9 @@ if size + added <= most_of_run then
   size, total = size + added, total + added
 end
 redis.call('HSET', sizes, id, integer(size))
+for position = 13, id == own and #ARGV or 0 do
+  count_hour(stats, ARGV[position], 1)
+end
 redis.call('ZADD', runs, integer(now), id)
 local oldest = redis.call('ZRANGE', runs, 0, 0, 'WITHSCORES')
 while oldest[1] ~= id

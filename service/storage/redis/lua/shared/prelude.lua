@@ -62,6 +62,31 @@ local function check_counters(values)
   end
 end
 
+local DAY_MS, KEPT_DAYS = 86400000, 366
+
+-- Add to a figure of this hour and of this day, which Keys.hours and Keys.days name. Where it cannot be added it is lost:
+-- it must not keep an artifact from being served.
+local function count_hour(stats, name, number)
+  local day = math.floor(now / DAY_MS)
+  local hour, command = math.floor(now % DAY_MS / 3600000), 'HINCRBY'
+  if name:match('^seconds') then
+    command = 'HINCRBYFLOAT'
+  end
+  for key, at in pairs({[stats .. ':hours:' .. day] = hour, [stats .. ':days:' .. math.floor(day / 32)] = day % 32}) do
+    redis.pcall(command, key, at .. ':' .. name, number)
+    redis.pcall('PEXPIRE', key, KEPT_DAYS * DAY_MS)
+  end
+end
+
+-- Add to a counter: of all time, and of this hour. Seconds have a fraction.
+local function count(stats, name, number)
+  if number ~= 0 then
+    local text = name:match('^seconds') and string.format('%.6f', number) or integer(number)
+    redis.call(name:match('^seconds') and 'HINCRBYFLOAT' or 'HINCRBY', stats, name, text)
+    count_hour(stats, name, text)
+  end
+end
+
 -- Seconds that an entry of the index saves.
 local function seconds_saved(text)
   return string.format('%.6f', number_or(0, text))

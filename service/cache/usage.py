@@ -1,0 +1,165 @@
+"""What was counted of a namespace in each hour and day of a year. Lua's `count_hour` adds, this module reads.
+
+A figure's name in Redis is `<hour or day>:` and a counter, `fallback:<code>`, `runs`, or a class of runs: `ready:<n>`,
+whose graphs took between _READY_BASE times 2 ** ((n - 1) / 2) and 2 ** (n / 2) seconds, `rate:<n>`, with n tenths of
+hits.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TypeVar, get_args
+
+from ...compiler import decoding
+from ...compiler.api.runs import RunSummary
+from ...compiler.api.usage import Period, Usage
+from ..storage.redis.connections import RedisClient
+from ..storage.redis.keys import Keys
+
+PERIODS: tuple[Period, ...] = get_args(Period)
+HOUR_SECONDS, DAY_SECONDS = 3600, 86400
+_LENGTHS: dict[Period, tuple[int, int]] = {
+    "day": (HOUR_SECONDS, 24),
+    "week": (HOUR_SECONDS, 7 * 24),
+    "month": (DAY_SECONDS, 30),
+    "year": (DAY_SECONDS, 365),
+}
+"""Seconds of an interval, and how many there are."""
+_DAYS_OF_A_KEY = 32
+_READY_BASE, _READY_CLASSES = 0.1, 32
+_COUNTED = {
+    name: type(default)
+    for name, default in zip(Usage.__struct_fields__[1:], Usage.__struct_defaults__, strict=True)
+    if type(default) in (int, float)
+}
+_Counts = Counter[str]
+T = TypeVar("T", int, float)
+
+
+class UsageHistory:
+    """Every method raises RedisError."""
+
+    def __init__(self, redis: RedisClient, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def read(self, period: Period) -> tuple[int, Usage, list[Usage]]:
+        """Seconds of an interval; the whole period; its intervals in which something was counted, the oldest first."""
+        seconds, number = _LENGTHS[period]
+        last = int(time.time()) // seconds
+        first = last - number + 1
+        each = {
+            at: counts for at, counts in (await self._counts(seconds, first, last)).items() if at >= first
+        }
+        total: _Counts = Counter()
+        for counts in each.values():
+            total.update(counts)
+        return (
+            seconds,
+            _usage(first * seconds, total),
+            [_usage(at * seconds, each[at]) for at in sorted(each)],
+        )
+
+    async def hours_as_csv(self) -> AsyncIterator[str]:
+        """A line of names, and one for each hour of a year in which something was counted, the oldest first."""
+        names = [
+            name
+            for name in Usage.__struct_fields__
+            if name not in ("ready_seconds", "hit_rates", "fallbacks")
+        ]
+        columns = [
+            *names,
+            "ready_seconds_50",
+            "ready_seconds_90",
+            "ready_seconds_99",
+            "hit_rate_50",
+            "hit_rate_90",
+        ]
+        yield _line([*columns, "fallbacks"])
+        today = int(time.time()) // DAY_SECONDS
+        for first in range(today - 365, today + 1, _DAYS_OF_A_KEY):
+            last = min(first + _DAYS_OF_A_KEY - 1, today)
+            hours = await self._counts(HOUR_SECONDS, first * 24, last * 24 + 23)
+            text = ""
+            for at in sorted(hours):
+                usage = _usage(at * HOUR_SECONDS, hours[at])
+                moment = time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(usage.began))
+                values: list[object] = [moment, *(getattr(usage, name) for name in names[1:])]
+                for percentiles, number in ((usage.ready_seconds, 3), (usage.hit_rates, 2)):
+                    values += percentiles or [""] * number
+                text += _line([*values, sum(usage.fallbacks.values())])
+            yield text
+
+    async def _counts(self, seconds: int, first: int, last: int) -> dict[int, _Counts]:
+        """By number of the interval since 1970; first and last are two of these. Others of the same keys come too."""
+        a_key = 24 if seconds == HOUR_SECONDS else _DAYS_OF_A_KEY
+        name = self._keys.hours if seconds == HOUR_SECONDS else self._keys.days
+        groups = range(first // a_key, last // a_key + 1)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for group in groups:
+                pipe.hgetall(name(group))
+            stored = await pipe.execute()
+        counts: dict[int, _Counts] = {}
+        for group, fields in zip(groups, stored, strict=True):
+            for field, text in fields.items():
+                at, _, figure = field.decode().partition(":")
+                counts.setdefault(group * a_key + int(at), Counter())[figure] = float(text)  # type: ignore[assignment]
+        return counts
+
+
+def figures_of(summary: RunSummary) -> list[str]:
+    """The figures to which a run adds one each."""
+    figures = ["runs"]
+    if summary.graphs:
+        figures.append(f"rate:{math.floor(10 * summary.hits / summary.graphs)}")
+        halves = math.ceil(2 * math.log2(max(summary.seconds, _READY_BASE) / _READY_BASE))
+        figures.append(f"ready:{min(halves, _READY_CLASSES)}")
+    return figures
+
+
+def _usage(began: float, counts: Mapping[str, float]) -> Usage:
+    classes = {
+        kind: {
+            int(name.partition(":")[2]): number
+            for name, number in counts.items()
+            if name.startswith(f"{kind}:")
+        }
+        for kind in ("ready", "rate")
+    }
+    ready = [
+        _READY_BASE * 2 ** (each / 2 - 0.25) for each in _percentiles(classes["ready"], (0.5, 0.9, 0.99))
+    ]
+    rates = [min(each / 10 + 0.05, 1.0) for each in _percentiles(classes["rate"], (0.5, 0.1))]
+    fields = {name: kind(round(counts.get(name, 0), 3)) for name, kind in _COUNTED.items()}
+    fallbacks = {
+        name.partition(":")[2]: int(number) for name, number in counts.items() if name.startswith("fallback:")
+    }
+    return decoding.convert(
+        {"began": began, **fields, "ready_seconds": ready, "hit_rates": rates, "fallbacks": fallbacks},
+        type=Usage,
+    )
+
+
+def _percentiles(classes: Mapping[int, float], shares: Iterable[float]) -> list[int]:
+    """For each share the class in which it is reached. Empty if nothing was counted."""
+    whole = sum(classes.values())
+    found = []
+    for share in shares if whole else ():
+        sum_so_far = 0.0
+        for number in sorted(classes):
+            sum_so_far += classes[number]
+            if sum_so_far >= share * whole:
+                break
+        found.append(number)
+    return found
+
+
+def _line(values: Iterable[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()

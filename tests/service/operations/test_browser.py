@@ -1,0 +1,221 @@
+"""The pages in a real browser: they load nothing foreign, run nothing that users wrote, are accessible, and work.
+
+Skips without Chromium, Playwright and axe (`make .venv/.browser`). RELAY_SCREENSHOTS names a folder for pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from service_parts import TOKEN, Running, compiled, graph
+from torchrelay.compiler.api.runs import GraphRecord, RefusedOperator, RunRecord, TracedFunction
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("axe_playwright_python")
+CHROMIUM = shutil.which("chromium") or ""
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{7*7}}\u202e"
+SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Shown:
+    """A browser's page; what it was refused, and whatever was loaded or run that must not be."""
+
+    def __init__(self, context: Any, gateway: Running) -> None:
+        self.page = context.new_page()
+        self.url = gateway.url
+        self.problems: list[str] = []
+        self.page.on(
+            "dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss())
+        )
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.on("request", self._check_address)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error" and "status of 4" not in message.text:
+            self.problems.append(message.text)
+
+    def _check_address(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "data:")):
+            self.problems.append(f"loads {request.url}")
+
+    def open(self, path: str) -> Any:
+        answer = self.page.goto(f"{self.url}/{path}")
+        assert answer is not None
+        return answer
+
+    def sign_in(self, token: str = TOKEN) -> None:
+        self.page.fill("#token", token)
+        with self.page.expect_navigation():
+            self.page.keyboard.press("Enter")
+
+    def violations(self) -> list[str]:
+        """What axe finds wrong by WCAG 2.2 AA."""
+        self.page.evaluate(AXE)
+        options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+        found = self.page.evaluate("options => axe.run(document, options)", options)["violations"]
+        return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
+
+
+@pytest.fixture
+def show(chromium: Any, gateway: Running) -> Iterator[Any]:
+    contexts = []
+
+    def start(**options: Any) -> Shown:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(20_000)
+        return Shown(context, gateway)
+
+    yield start
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
+    """Addresses of every kind of page, of a namespace in which what users can choose is hostile."""
+    compiled(http, graph(1))
+    compiled(http, graph(2))
+    key, missed = gateway.pool.calls[-2:]
+    graphs = tuple(
+        GraphRecord(
+            key=each, outcome=outcome, seconds=1.5, nodes=40, reason=EVIL, ended=3.0, stages={"wait": 1.0}
+        )
+        for each, outcome in ((key, "hit"), (missed, "miss"), ("", "fallback"))
+    )
+    told = RunRecord(
+        program=EVIL,
+        pid=1,
+        ended=1.8e9,
+        torch=EVIL,
+        hits=1,
+        misses=1,
+        fallbacks={EVIL: 1},
+        graphs=graphs,
+        seconds={"wait": 3.0, EVIL: 9.0},
+        started={EVIL: 2},
+        traced=(TracedFunction(EVIL, EVIL),),
+        refused=(RefusedOperator(EVIL, EVIL, 1),),
+        rank=0,
+        launch="none/0/h/29500/2",
+    )
+    runs = [
+        http.post("/v1/runs", content=msgspec.json.encode(each)).json()["run"]
+        for each in (told, msgspec.structs.replace(told, rank=1), told)
+    ]
+    http.post("/v1/report", json={"reason": "unsupported"})
+    return {
+        **{f"overview-{period}": f"overview?period={period}" for period in ("day", "year")},
+        "runs": "runs",
+        "run": f"runs/{runs[0]}",
+        "compared": f"runs/{runs[-1]}?with={runs[0]}",
+        "miss": f"misses/{missed}",
+        "docs": "docs",
+        "sign-in": "sign-in",
+        "error": f"runs/{'0' * 16}",
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible_and_runs_nothing(
+    show: Any, paths: dict[str, str], size: str, scheme: str
+) -> None:
+    shown = show(viewport=SIZES[size], color_scheme=scheme)
+    shown.open("sign-in")
+    shown.sign_in()
+    found = {}
+    for name, path in paths.items():
+        shown.open(path)
+        if folder := os.environ.get("RELAY_SCREENSHOTS"):
+            shown.page.screenshot(path=Path(folder) / f"{name}-{size}-{scheme}.png", full_page=True)
+        problems = shown.violations()
+        if shown.page.evaluate("document.scripts.length + document.querySelectorAll('main img').length"):
+            problems.append("what a user wrote became an element")
+        if (over := shown.page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
+            problems.append(f"{over} pixels wider than the window")
+        if "49" in shown.page.title():
+            problems.append("a template ran what a user wrote")
+        if problems:
+            found[name] = problems
+    assert found == {}
+    assert shown.problems == []
+
+
+def test_hostile_texts_are_shown_as_they_are(show: Any, paths: dict[str, str]) -> None:
+    shown = show()
+    shown.open(paths["run"])
+    shown.sign_in()
+    text = EVIL.replace("\u202e", "\ufffd")
+    assert shown.page.text_content("h1") == text
+    assert shown.page.locator("td", has_text=text).count() >= 3
+    assert shown.problems == []
+
+
+def test_a_person_signs_in_looks_around_and_signs_out(show: Any, paths: dict[str, str]) -> None:
+    shown = show()
+    page = shown.page
+    shown.open("overview?period=day")
+    assert page.title() == "Sign in"
+    shown.sign_in("wrong")
+    assert "not known" in page.text_content("[role=alert]")
+    shown.sign_in()
+    assert page.url.endswith("/overview?period=day") and page.title() == "Overview"
+    page.click(".periods >> text=month")
+    assert page.get_attribute("[aria-current]", "href") == "?period=month"
+    page.click("text=All runs")
+    page.locator("table a").first.click()
+    assert re.search("/runs/[0-9a-f]{16}$", page.url)
+    page.click("text=Compare with the run before")
+    assert page.locator("h2", has_text="Compared with").count() == 1
+    page.click("text=what differs")
+    assert "/misses/" in page.url and "differ" in page.text_content("main")
+    page.click("text=Sign out")
+    assert page.title() == "Sign in"
+    assert shown.open("runs").status == 401
+    assert shown.problems == []
+
+
+def test_pages_work_without_scripts_and_by_the_keyboard(show: Any, paths: dict[str, str]) -> None:
+    shown = show(java_script_enabled=False)
+    shown.open("overview")
+    shown.sign_in()
+    shown.page.keyboard.press("Tab")
+    shown.page.keyboard.press("Tab")
+    shown.page.keyboard.press("Tab")
+    shown.page.keyboard.press("Enter")
+    shown.page.wait_for_url("**/runs")
+    assert shown.page.text_content("h1") == "Runs"
+
+
+def test_the_hours_of_a_year_are_downloaded(show: Any, paths: dict[str, str], tmp_path: Path) -> None:
+    shown = show()
+    shown.open("overview")
+    shown.sign_in()
+    with shown.page.expect_download() as started:
+        shown.page.click("text=each hour of a year")
+    assert started.value.suggested_filename == "torchrelay-hours.csv"
+    started.value.save_as(tmp_path / "hours.csv")
+    names, first, *_ = (tmp_path / "hours.csv").read_text().splitlines()
+    assert names.startswith("began,requests,hits") and re.match(r"\d{4}-\d\d-\d\dT\d\d:00:00Z,\d+,", first)
