@@ -15,7 +15,7 @@ from ....compiler.errors import RelayError, Unauthenticated
 
 COOKIE = "torchrelay_token"
 Route = TypeVar("Route", bound=Callable[..., Any])
-_TEMPLATES = Path(__file__).parents[1] / "pages"
+TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -51,9 +51,9 @@ def page_response(text: str, status: int = 200, headers: Mapping[str, str] = {})
 
 
 def rendered(template: str, request: Request, **values: object) -> str:
-    """A page of the folder pages/. Its links are relative, so that a proxy may put the gateway below a path."""
+    """A page of TEMPLATES. Its links are relative, so that a proxy may put the gateway below a path."""
     up = "../" * (request.url.path.count("/") - 1)
-    return render(_TEMPLATES / template, up=up, stylesheet=f"{up}{STYLESHEET}", **values)
+    return render(TEMPLATES / template, up=up, stylesheet=f"{up}{STYLESHEET}", **values)
 
 
 def error_page(request: Request, error: RelayError, status: int) -> Response:

@@ -7,7 +7,6 @@ A browser's token is in a cookie that scripts cannot read and other sites cannot
 from __future__ import annotations
 
 import asyncio
-import pathlib
 import re
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -27,7 +26,7 @@ from ...storage.redis.keys import DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import error_response
 from ..http.json_routes import JsonRouter
-from ..http.page_bodies import COOKIE, STYLESHEET, for_browsers, sign_in_page, stylesheet
+from ..http.page_bodies import COOKIE, STYLESHEET, TEMPLATES, for_browsers, sign_in_page, stylesheet
 from ..parts import GatewayParts
 from ..routes.parameters import CacheKey, Compiler, Gateway, Reader, ReaderTenant
 from . import views
@@ -183,7 +182,7 @@ async def sign_out(request: Request) -> Response:
 
 @router.get("/llms.txt", include_in_schema=False)
 async def llms() -> Response:
-    text = (pathlib.Path(__file__).with_name("llms.txt")).read_bytes()
+    text = (TEMPLATES / "llms.txt").read_bytes()
     return Response(text, 200, {"Cache-Control": "no-store"}, "text/plain; charset=utf-8")
 
 

@@ -60,8 +60,8 @@ def test_operator_table_scripts_and_typing_marker_are_inside(wheel: zipfile.ZipF
             "clients/reports/templates/*",
             "compiler/api/html/*.html",
             "compiler/api/html/*.css",
-            "service/gateway/pages/*.html",
-            "service/gateway/pages/*.txt",
+            "service/gateway/pages/templates/*.html",
+            "service/gateway/pages/templates/*.txt",
             "py.typed",
         )
         for p in ROOT.glob(kind)
