@@ -1,13 +1,18 @@
-"""What the gateway's pages cost: in: how many runs there are, out: a table of milliseconds at the server.
+"""What the gateway's pages cost: in: how many runs there are, out: a table of milliseconds at the server, and how long
+hits take while people look at pages, beside hits alone.
 
-    python benchmarks/pages.py --runs 10000
+    python benchmarks/pages.py --runs 10000 --artifacts 100000 --viewers 200
 
-Starts a service of its own, tells it of made-up runs, and asks for each page in turn.
+Starts a gateway of its own, fills it with made-up runs, artifacts and a year of figures, and asks for each page in
+turn. Then hits come at a fixed rate, in rounds without and with viewers, each of whom loads a page every 30 s.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import itertools
+import multiprocessing
 import random
 import statistics
 import tempfile
@@ -17,15 +22,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gateway
 import httpx2
 import msgspec
+import redis
 from rich.console import Console
 from rich.table import Table
-from torchrelay.clients.settings import load_settings
-from torchrelay.compiler import decoding
+from support import http_load
+from support.local_redis import redis_server
 from torchrelay.compiler.api.runs import GraphRecord, Outcome, RunRecord, TracedFunction
-from torchrelay.examples.harness.private_service import PrivateService
+from torchrelay.compiler.request import codec, key
+from torchrelay.service.storage.redis.keys import Keys
 
+DAY = 86400
+HITS_A_SECOND = 40
 OUTCOMES: list[Outcome] = ["hit"] * 6 + ["disk_hit"] * 3 + ["miss"]
 
 
@@ -34,22 +44,107 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=512, help="of one more run")
     parser.add_argument("--graphs", type=int, default=1000, help="of one more run")
+    parser.add_argument("--artifacts", type=int, default=100_000)
+    parser.add_argument("--viewers", type=int, default=200)
+    parser.add_argument("--hit-rounds", type=int, default=5, help="of 10 s without and 10 s with viewers")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args()
     random.seed(0)
-    with tempfile.TemporaryDirectory() as folder, PrivateService(Path(folder) / "s") as service:
-        settings = load_settings(url=service.url, **credentials(service))
-        headers = {"Authorization": f"Bearer {settings.token}"}
-        with httpx2.Client(base_url=service.url, headers=headers, timeout=60, trust_env=False) as http:
-            measure(http, args)
+    headers = {"Authorization": f"Bearer {gateway.TOKEN}"}
+    with (
+        tempfile.TemporaryDirectory(prefix="tr-") as folder,
+        redis_server(Path(folder)) as redis_port,
+        gateway.running_gateway(Path(folder), redis_port) as running,
+        httpx2.Client(base_url=running.url, headers=headers, timeout=60, trust_env=False) as client,
+        redis.Redis(port=redis_port) as direct,
+    ):
+        request = gateway.graph(50_000)
+        body = codec.pack_request(request)
+        artifact = gateway.fill(client, key.key_of(request), body)
+        fill_figures(direct)
+        fill_artifacts(direct, args.artifacts)
+        pages = measure(client, args)
+        hits = http_load.Load(running.port, gateway.request_for(body), len(artifact))
+        watch(hits, list(pages.values()), args)
 
 
-def credentials(service: PrivateService) -> dict[str, str]:
-    path = Path(service.environment["XDG_CONFIG_HOME"]) / "torchrelay" / "credentials.json"
-    return {"token": decoding.from_json(path.read_bytes())["token"]}
+def fill_figures(direct: redis.Redis) -> None:
+    """A year in which each hour was busy."""
+    keys, today = Keys("torchrelay:"), int(time.time()) // DAY
+    names = [
+        "requests",
+        "hits",
+        "misses",
+        "compiles",
+        "seconds_saved",
+        "seconds_spent",
+        "bytes_served",
+        "runs",
+    ]
+    names += [*(f"ready:{each}" for each in range(2, 16)), *(f"rate:{each}" for each in range(3, 11))]
+    for day in range(today - 365, today + 1):
+        for name, intervals, at in ((keys.hours(day), 24, 0), (keys.days(day // 32), 1, day % 32)):
+            figures = {
+                f"{at + n}:{figure}": random.randint(1, 500) for n in range(intervals) for figure in names
+            }
+            direct.hset(name, mapping=figures)
 
 
-def measure(http: httpx2.Client, args: argparse.Namespace) -> None:
+def fill_artifacts(direct: redis.Redis, artifacts: int) -> None:
+    """Entries of the index, without bytes."""
+    keys = Keys("torchrelay:")
+    with direct.pipeline(transaction=False) as pipe:
+        for number in range(artifacts):
+            name = f"{number:064x}"
+            pipe.hset(
+                keys.index(name), mapping={"digest": name, "size": 1000, "place": "store", "seconds": 20}
+            )
+            pipe.zadd(keys.lru, {name: number})
+            pipe.hset(keys.sizes, name, 1000)
+            if number % 1000 == 999:
+                pipe.execute()
+        pipe.execute()
+
+
+def watch(hits: http_load.Load, pages: list[str], args: argparse.Namespace) -> None:
+    """Rounds of hits without and with viewers, by turns."""
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    looked = multiprocessing.Value("i", 0)
+    for _ in range(args.hit_rounds):
+        for viewed in (False, True):
+            looking = multiprocessing.Process(target=view, args=(hits.port, pages, args.viewers / 30, looked))
+            if viewed:
+                looking.start()
+                time.sleep(0.5)
+            taken[viewed] += http_load.at_rate(hits, rate=HITS_A_SECOND, connections=8, seconds=10)
+            if viewed:
+                looking.terminate()
+                looking.join()
+    table = Table("hits", "median, ms", "90th, ms", "99th, ms", title=f"{HITS_A_SECOND} hits a second")
+    for viewed, values in taken.items():
+        ordered = sorted(1e3 * each for each in values)
+        shown = [f"{ordered[int(len(ordered) * share)]:.2f}" for share in (0.5, 0.9, 0.99)]
+        table.add_row(f"beside {args.viewers} viewers, {looked.value} pages" if viewed else "alone", *shown)
+    medians = [statistics.median(taken[viewed]) for viewed in (True, False)]
+    table.add_row("ratio of medians", f"{medians[0] / medians[1]:.3f}", "", "")
+    Console().print(table)
+
+
+def view(port: int, pages: list[str], rate: float, looked: Any) -> None:
+    """Loads pages at a rate until this process is ended."""
+    headers = {"Authorization": f"Bearer {gateway.TOKEN}", "Accept": "text/html"}
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    due = time.monotonic()
+    for page in itertools.cycle(pages):
+        time.sleep(max(0.0, due - time.monotonic()))
+        due += 1 / rate
+        connection.request("GET", page, headers=headers)
+        assert connection.getresponse().read()
+        looked.value += 1
+
+
+def measure(http: httpx2.Client, args: argparse.Namespace) -> dict[str, str]:
+    """The pages that were measured, by what they are."""
     made = [msgspec.json.encode(run(random.randint(1, 40))) for _ in range(50)]
     bodies = (made * (args.runs // len(made) + 1))[: args.runs]
     told = [seconds(partial(tell, http, body)) for body in bodies]
@@ -57,6 +152,8 @@ def measure(http: httpx2.Client, args: argparse.Namespace) -> None:
     for rank in range(args.ranks):
         job = tell(http, msgspec.json.encode(run(30, rank=rank, launch="job")))
     pages = {
+        f"the overview of a week, {args.artifacts:,} artifacts": "/overview?period=week",
+        "the overview of a year": "/overview?period=year",
         f"a list, of {args.runs:,} runs": "/runs",
         f"a run of {args.graphs:,} graphs": large,
         "the same, compared": f"{large}?with={job.rpartition('/')[2]}",
@@ -73,6 +170,7 @@ def measure(http: httpx2.Client, args: argparse.Namespace) -> None:
         taken = [seconds(ask) for _ in range(args.rounds)]
         table.add_row(name, *milliseconds(taken), f"{len(page.content) / 1024:.0f}")
     Console().print(table)
+    return pages
 
 
 def milliseconds(taken: list[float]) -> tuple[str, str]:

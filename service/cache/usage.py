@@ -13,15 +13,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TypeVar, get_args
+from contextlib import suppress
+from typing import Any
 
-from ...compiler import decoding
 from ...compiler.api.runs import RunSummary
 from ...compiler.api.usage import Period, Usage
 from ..storage.redis.connections import RedisClient
 from ..storage.redis.keys import Keys
 
-PERIODS: tuple[Period, ...] = get_args(Period)
 HOUR_SECONDS, DAY_SECONDS = 3600, 86400
 _LENGTHS: dict[Period, tuple[int, int]] = {
     "day": (HOUR_SECONDS, 24),
@@ -37,8 +36,7 @@ _COUNTED = {
     for name, default in zip(Usage.__struct_fields__[1:], Usage.__struct_defaults__, strict=True)
     if type(default) in (int, float)
 }
-_Counts = Counter[str]
-T = TypeVar("T", int, float)
+_Counts = dict[str, float]
 
 
 class UsageHistory:
@@ -56,7 +54,7 @@ class UsageHistory:
         each = {
             at: counts for at, counts in (await self._counts(seconds, first, last)).items() if at >= first
         }
-        total: _Counts = Counter()
+        total: Counter[str] = Counter()
         for counts in each.values():
             total.update(counts)
         return (
@@ -103,12 +101,15 @@ class UsageHistory:
         async with self._redis.pipeline(transaction=False) as pipe:
             for group in groups:
                 pipe.hgetall(name(group))
-            stored = await pipe.execute()
+            stored = await pipe.execute(raise_on_error=False)
         counts: dict[int, _Counts] = {}
         for group, fields in zip(groups, stored, strict=True):
+            if not isinstance(fields, dict):  # no hash
+                continue
             for field, text in fields.items():
                 at, _, figure = field.decode().partition(":")
-                counts.setdefault(group * a_key + int(at), Counter())[figure] = float(text)  # type: ignore[assignment]
+                with suppress(ValueError):  # damaged: the others can be shown
+                    counts.setdefault(group * a_key + int(at), {})[figure] = float(text)
         return counts
 
 
@@ -123,26 +124,22 @@ def figures_of(summary: RunSummary) -> list[str]:
 
 
 def _usage(began: float, counts: Mapping[str, float]) -> Usage:
-    classes = {
-        kind: {
-            int(name.partition(":")[2]): number
-            for name, number in counts.items()
-            if name.startswith(f"{kind}:")
-        }
-        for kind in ("ready", "rate")
-    }
+    classes: dict[str, dict[int, float]] = {"ready": {}, "rate": {}}
+    fallbacks: dict[str, int] = {}
+    counted: dict[str, Any] = {}
+    for name, number in counts.items():
+        kind, _, which = name.partition(":")
+        if kind in classes:
+            classes[kind][int(which)] = number
+        elif which:
+            fallbacks[which] = int(number)
+        elif kind in _COUNTED:
+            counted[kind] = _COUNTED[kind](round(number, 3))
     ready = [
         _READY_BASE * 2 ** (each / 2 - 0.25) for each in _percentiles(classes["ready"], (0.5, 0.9, 0.99))
     ]
     rates = [min(each / 10 + 0.05, 1.0) for each in _percentiles(classes["rate"], (0.5, 0.1))]
-    fields = {name: kind(round(counts.get(name, 0), 3)) for name, kind in _COUNTED.items()}
-    fallbacks = {
-        name.partition(":")[2]: int(number) for name, number in counts.items() if name.startswith("fallback:")
-    }
-    return decoding.convert(
-        {"began": began, **fields, "ready_seconds": ready, "hit_rates": rates, "fallbacks": fallbacks},
-        type=Usage,
-    )
+    return Usage(began=began, **counted, ready_seconds=ready, hit_rates=rates, fallbacks=fallbacks)
 
 
 def _percentiles(classes: Mapping[int, float], shares: Iterable[float]) -> list[int]:

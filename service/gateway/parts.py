@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from fastapi import Request
 
 from ...compiler.api.admin import REINDEX_PARTS
+from ...compiler.api.usage import Overview, Period
 from ..access.namespaces import PATTERN
 from ..access.page_tickets import PageTickets
 from ..access.quotas import Quotas
@@ -35,6 +37,8 @@ from .namespace_removal import NamespaceRemover
 
 _COUNTERS_SECONDS = 1.0
 """How old counters may be that whoever has no token gets."""
+_OVERVIEW_SECONDS = 2.0
+"""How old an overview may be: whole teams keep it open."""
 
 
 class GatewayTenant(TenantParts):
@@ -46,6 +50,9 @@ class GatewayTenant(TenantParts):
         self.script_history = ScriptHistory(redis, self.keys, scripts)
         self.runs = Runs(redis, self.keys, scripts)
         self.usage = UsageHistory(redis, self.keys)
+        self.overviews: dict[Period, Recent[Overview]] = {
+            period: Recent(_OVERVIEW_SECONDS) for period in get_args(Period)
+        }
         self.autotunes = AutotuneEntries(self.keys, scripts, limit=settings.tunings_limit)
         self.queue = CompileQueue(namespace, self.leases, queued)
         self.followers = Followers(self.events, shared.notifications, settings, self.queue.ask_again)

@@ -60,7 +60,7 @@ def milliseconds(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """In seconds, minutes or hours."""
+    """The unit is s, min or h."""
     if value >= 7200:
         return f"{value / 3600:,.1f} h"
     return f"{value / 60:.1f} min" if value >= 120 else f"{value:.1f} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
@@ -88,7 +89,8 @@ class JsonRouter(APIRouter):
                 if page is not None:
                     headers["Vary"] = "Accept"
                     if wants_page(request):
-                        return page_response(page(request, found), headers=headers)
+                        text = await asyncio.to_thread(page, request, found)  # a large one takes a while
+                        return page_response(text, headers=headers)
                 return Response(codec.to_json(found), status, headers, "application/json")
 
             if page is not None:

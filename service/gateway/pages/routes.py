@@ -24,10 +24,10 @@ from ...base.http_bodies import read_body
 from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
-from ..http.errors import error_response
+from ..http.errors import documented, error_response
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import COOKIE, STYLESHEET, TEMPLATES, for_browsers, sign_in_page, stylesheet
-from ..parts import GatewayParts
+from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, Reader, ReaderTenant
 from . import views
 
@@ -57,6 +57,10 @@ async def overview(
     tenant: ReaderTenant,
     period: Annotated[Period, Query(description="Until now")] = "week",
 ) -> Overview:
+    return await tenant.overviews[period].get(lambda: _overview(gateway, tenant, period))
+
+
+async def _overview(gateway: GatewayParts, tenant: GatewayTenant, period: Period) -> Overview:
     now = (await gateway.counters([tenant.namespace]))[tenant.namespace]
     seconds, total, intervals = await tenant.usage.read(period)
     latest = (await tenant.runs.latest()).runs
@@ -76,7 +80,7 @@ async def overview(
     "/overview.csv",
     summary="Each hour of a year in which something was counted, as CSV",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses={**documented(), 200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
 @for_browsers
 async def hours(tenant: ReaderTenant) -> StreamingResponse:

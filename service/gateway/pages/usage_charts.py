@@ -24,7 +24,7 @@ _TICKS = {
 }
 """Seconds between two times below a chart, and how they are written."""
 _DOTS = 60
-"""Of more points only the line is drawn."""
+"""How many points a line may have for these to be drawn too."""
 
 _REQUESTS: list[Series] = [
     ("kind2", "hits", lambda each: each.hits),
@@ -87,52 +87,69 @@ def _chart(
     ticks = range(math.ceil(first / every) * every, last, every)
     across = [(at, time.strftime(written, time.gmtime(at))) for at in ticks]
     shapes = grid(x, y, across, [(value, text(value)) for value in up])
-    draw = _columns if stacked else _lines
-    shapes += draw(rows, [(color, name) for color, name, _ in series], x, y, step, text)
-    picture = Picture(
-        "chart", f"{title}: {', '.join(name for _, name, _ in series)}", _WIDTH, _HEIGHT, shapes
-    )
-    return title, note, picture, [(color, name) for color, name, _ in series]
+    names = [(color, name) for color, name, _ in series]
+    shapes += _columns(rows, names, x, y, step) if stacked else _lines(rows, names, x, y, step)
+    shapes += _strips(rows, names, x, y, step, text)
+    picture = Picture("chart", f"{title}: {', '.join(name for _, name in names)}", _WIDTH, _HEIGHT, shapes)
+    return title, note, picture, names
 
 
 _Rows = list[tuple[Usage, list[float | None]]]
 _Names = list[tuple[str, str]]
 
 
-def _columns(
-    rows: _Rows, names: _Names, x: Axis, y: Axis, step: int, text: Callable[[float], str]
-) -> list[Shape]:
-    shapes = []
+def _columns(rows: _Rows, names: _Names, x: Axis, y: Axis, step: int) -> list[Shape]:
+    """One shape for all columns of a series: a year has 365 of them."""
+    columns: list[list[str]] = [[] for _ in names]
     for usage, values in rows:
         below = 0.0
-        for (color, name), value in zip(names, values, strict=True):
+        left, right = x(usage.began), x(usage.began + step)
+        for number_of, value in enumerate(values):
             if value:
-                left, right = x(usage.began), x(usage.began + step)
-                title = f"{_moment(usage.began, step)}: {name} {text(value)}"
-                width, top = max(right - left - 0.6, 0.8), y(below + value)
-                bar = shape(
-                    "rect", f"column {color}", title=title, x=left, width=width, y=top, height=y(below) - top
+                bottom, top = y(below), y(below + value)
+                right_edge = max(right - 0.6, left + 0.8)
+                columns[number_of].append(
+                    f"M{left:.1f} {bottom:.1f}V{top:.1f}H{right_edge:.1f}V{bottom:.1f}Z"
                 )
-                shapes.append(bar)
                 below += value
-    return shapes
+    return [
+        shape("path", f"column {color}", d="".join(drawn))
+        for (color, _), drawn in zip(names, columns, strict=True)
+        if drawn
+    ]
 
 
-def _lines(
-    rows: _Rows, names: _Names, x: Axis, y: Axis, step: int, text: Callable[[float], str]
-) -> list[Shape]:
+def _lines(rows: _Rows, names: _Names, x: Axis, y: Axis, step: int) -> list[Shape]:
     shapes = []
-    dot = "point" if len(rows) <= _DOTS else "hover"
-    for number_of, (color, name) in enumerate(names):
-        points = [
-            (usage.began + step / 2, it) for usage, values in rows if (it := values[number_of]) is not None
-        ]
+    for number_of, (color, _) in enumerate(names):
+        values = [(usage.began + step / 2, each[number_of]) for usage, each in rows]
+        points = [(at, max(value, y.low)) for at, value in values if value is not None]
         if len(points) > 1:
             shapes.append(shape("path", f"line {color}", d=path(points, x, y)))
-        for at, value in points:
-            title = f"{_moment(at - step / 2, step)}: {name} {text(value)}"
-            shapes.append(shape("circle", f"{dot} {color}", title=title, cx=x(at), cy=y(value), r=2.5))
+        if len(points) <= _DOTS:
+            shapes += [
+                shape("circle", f"point {color}", cx=x(at), cy=y(value), r=2.5) for at, value in points
+            ]
     return shapes
+
+
+def _strips(
+    rows: _Rows, names: _Names, x: Axis, y: Axis, step: int, text: Callable[[float], str]
+) -> list[Shape]:
+    """What says the values of an interval when the mouse is over it."""
+    strips = []
+    for usage, values in rows:
+        told = [
+            f"{name} {text(value)}"
+            for (_, name), value in zip(names, values, strict=True)
+            if value is not None
+        ]
+        title = f"{_moment(usage.began, step)}: {', '.join(told)}"
+        left, width = x(usage.began), x(usage.began + step) - x(usage.began)
+        strips.append(
+            shape("rect", "hover", title=title, x=left, width=width, y=y.end, height=y.start - y.end)
+        )
+    return strips
 
 
 def _moment(at: float, step: int) -> str:

@@ -51,9 +51,9 @@ def test_what_one_namespace_compiled_the_other_compiles_again(gateway: Running, 
     red, blue = tenant("red"), tenant("blue")
     first = compiled(red, graph())
     key = _key(post(red, graph()))
-    for path in ("artifacts", "compiles", "explain", "cache"):
-        assert red.get(f"/v1/{path}/{key}").status_code == 200, path
-        assert blue.get(f"/v1/{path}/{key}").status_code == 404, path
+    for path in ("v1/artifacts", "v1/compiles", "misses", "v1/cache"):
+        assert red.get(f"/{path}/{key}").status_code == 200, path
+        assert blue.get(f"/{path}/{key}").status_code == 404, path
     with pytest.raises(AssertionError):
         list(follow(blue, key))
     second = compiled(blue, graph())

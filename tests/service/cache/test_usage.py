@@ -111,6 +111,8 @@ def test_a_figure_that_is_none_keeps_nobody_from_an_artifact(
         compiled(http, graph(1))
         post(http, graph(1))
         assert http.get("/v1/stats").json()["hits"] == 1
+        total = overview(http, "year")["total"]
+        assert (total["hits"], total["misses"], overview(http, "week")["intervals"]) == (0, 1, [])
         redis.delete(KEYS.hours(today), KEYS.hours(today + 1), KEYS.days(today // 32))
     post(http, graph(1))
     assert overview(http)["total"]["hits"] == 1

@@ -69,6 +69,11 @@ class Shown:
         with self.page.expect_navigation():
             self.page.keyboard.press("Enter")
 
+    def follow(self, what: Any) -> None:
+        """Clicks on what leads to another page, and waits for that."""
+        with self.page.expect_navigation():
+            (self.page.locator(what) if isinstance(what, str) else what).click()
+
     def violations(self) -> list[str]:
         """What axe finds wrong by WCAG 2.2 AA."""
         self.page.evaluate(AXE)
@@ -182,16 +187,16 @@ def test_a_person_signs_in_looks_around_and_signs_out(show: Any, paths: dict[str
     assert "not known" in page.text_content("[role=alert]")
     shown.sign_in()
     assert page.url.endswith("/overview?period=day") and page.title() == "Overview"
-    page.click(".periods >> text=month")
+    shown.follow(".periods >> text=month")
     assert page.get_attribute("[aria-current]", "href") == "?period=month"
-    page.click("text=All runs")
-    page.locator("table a").first.click()
+    shown.follow("text=All runs")
+    shown.follow(page.locator("table a").first)
     assert re.search("/runs/[0-9a-f]{16}$", page.url)
-    page.click("text=Compare with the run before")
+    shown.follow("text=Compare with the run before")
     assert page.locator("h2", has_text="Compared with").count() == 1
-    page.click("text=what differs")
+    shown.follow("text=what differs")
     assert "/misses/" in page.url and "differ" in page.text_content("main")
-    page.click("text=Sign out")
+    shown.follow("text=Sign out")
     assert page.title() == "Sign in"
     assert shown.open("runs").status == 401
     assert shown.problems == []
