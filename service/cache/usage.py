@@ -7,6 +7,7 @@ hits.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import math
@@ -36,7 +37,7 @@ _COUNTED = {
     for name, default in zip(Usage.__struct_fields__[1:], Usage.__struct_defaults__, strict=True)
     if type(default) in (int, float)
 }
-_Counts = dict[str, float]
+_Stored = list[tuple[int, dict[bytes, bytes]]]
 
 
 class UsageHistory:
@@ -51,17 +52,8 @@ class UsageHistory:
         seconds, number = _LENGTHS[period]
         last = int(time.time()) // seconds
         first = last - number + 1
-        each = {
-            at: counts for at, counts in (await self._counts(seconds, first, last)).items() if at >= first
-        }
-        total: Counter[str] = Counter()
-        for counts in each.values():
-            total.update(counts)
-        return (
-            seconds,
-            _usage(first * seconds, total),
-            [_usage(at * seconds, each[at]) for at in sorted(each)],
-        )
+        stored = await self._stored(seconds, first, last)
+        return await asyncio.to_thread(_summed, seconds, first, stored)
 
     async def hours_as_csv(self) -> AsyncIterator[str]:
         """A line of names, and one for each hour of a year in which something was counted, the oldest first."""
@@ -82,10 +74,9 @@ class UsageHistory:
         today = int(time.time()) // DAY_SECONDS
         for first in range(today - 365, today + 1, _DAYS_OF_A_KEY):
             last = min(first + _DAYS_OF_A_KEY - 1, today)
-            hours = await self._counts(HOUR_SECONDS, first * 24, last * 24 + 23)
+            stored = await self._stored(HOUR_SECONDS, first * 24, last * 24 + 23)
             text = ""
-            for at in sorted(hours):
-                usage = _usage(at * HOUR_SECONDS, hours[at])
+            for usage in (await asyncio.to_thread(_summed, HOUR_SECONDS, first * 24, stored))[2]:
                 moment = time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(usage.began))
                 values: list[object] = [moment, *(getattr(usage, name) for name in names[1:])]
                 for percentiles, number in ((usage.ready_seconds, 3), (usage.hit_rates, 2)):
@@ -93,24 +84,34 @@ class UsageHistory:
                 text += _line([*values, sum(usage.fallbacks.values())])
             yield text
 
-    async def _counts(self, seconds: int, first: int, last: int) -> dict[int, _Counts]:
-        """By number of the interval since 1970; first and last are two of these. Others of the same keys come too."""
+    async def _stored(self, seconds: int, first: int, last: int) -> _Stored:
+        """The hashes with the intervals `first` to `last`, each after the number since 1970 of its own first one."""
         a_key = 24 if seconds == HOUR_SECONDS else _DAYS_OF_A_KEY
         name = self._keys.hours if seconds == HOUR_SECONDS else self._keys.days
         groups = range(first // a_key, last // a_key + 1)
         async with self._redis.pipeline(transaction=False) as pipe:
             for group in groups:
                 pipe.hgetall(name(group))
-            stored = await pipe.execute(raise_on_error=False)
-        counts: dict[int, _Counts] = {}
-        for group, fields in zip(groups, stored, strict=True):
-            if not isinstance(fields, dict):  # no hash
-                continue
-            for field, text in fields.items():
-                at, _, figure = field.decode().partition(":")
-                with suppress(ValueError):  # damaged: the others can be shown
-                    counts.setdefault(group * a_key + int(at), {})[figure] = float(text)
-        return counts
+            return [
+                (group * a_key, fields)
+                for group, fields in zip(groups, await pipe.execute(raise_on_error=False), strict=True)
+                if isinstance(fields, dict)  # others are damaged
+            ]
+
+
+def _summed(seconds: int, first: int, stored: _Stored) -> tuple[int, Usage, list[Usage]]:
+    """What UsageHistory.read returns, of the interval `first` and later ones."""
+    each: dict[int, dict[str, float]] = {}
+    total: Counter[str] = Counter()
+    for beginning, fields in stored:
+        for field, text in fields.items():
+            at, _, figure = field.decode().partition(":")
+            with suppress(ValueError):  # damaged: the others can be shown
+                interval, number = beginning + int(at), float(text)
+                if interval >= first:
+                    each.setdefault(interval, {})[figure] = number
+                    total[figure] += number  # type: ignore[assignment]
+    return seconds, _usage(first * seconds, total), [_usage(at * seconds, each[at]) for at in sorted(each)]
 
 
 def figures_of(summary: RunSummary) -> list[str]:

@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import TOKEN, Running, compiled, graph
-from torchrelay.compiler.api.runs import GraphRecord, RefusedOperator, RunRecord, TracedFunction
+from torchrelay.compiler.api.runs import GraphRecord, Outcome, RefusedOperator, RunRecord, TracedFunction
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("axe_playwright_python")
@@ -103,11 +103,12 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
     compiled(http, graph(1))
     compiled(http, graph(2))
     key, missed = gateway.pool.calls[-2:]
+    outcomes: list[tuple[str, Outcome]] = [(key, "hit"), (missed, "miss"), ("", "fallback")]
     graphs = tuple(
         GraphRecord(
             key=each, outcome=outcome, seconds=1.5, nodes=40, reason=EVIL, ended=3.0, stages={"wait": 1.0}
         )
-        for each, outcome in ((key, "hit"), (missed, "miss"), ("", "fallback"))
+        for each, outcome in outcomes
     )
     told = RunRecord(
         program=EVIL,
