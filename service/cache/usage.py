@@ -115,12 +115,12 @@ def _summed(seconds: int, first: int, stored: _Stored) -> tuple[int, Usage, list
 
 
 def figures_of(summary: RunSummary) -> list[str]:
-    """The figures to which a run adds one each."""
+    """The figures to which a run adds one each, whatever numbers its record has."""
     figures = ["runs"]
     if summary.graphs:
-        figures.append(f"rate:{math.floor(10 * summary.hits / summary.graphs)}")
-        halves = math.ceil(2 * math.log2(max(summary.seconds, _READY_BASE) / _READY_BASE))
-        figures.append(f"ready:{min(halves, _READY_CLASSES)}")
+        figures.append(f"rate:{math.floor(min(max(10 * summary.hits / summary.graphs, 0), 10))}")
+        spent = min(max(summary.seconds / _READY_BASE, 1.0), 2.0 ** (_READY_CLASSES / 2))
+        figures.append(f"ready:{math.ceil(2 * math.log2(spent))}")
     return figures
 
 

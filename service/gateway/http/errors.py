@@ -59,10 +59,11 @@ def error_response(request: Request, error: Exception, retry_after_seconds: int)
     status = error.status_code if isinstance(error, HTTPException) else None
     told = _relay_error(request, error)
     response = reply(told, retry_after_seconds=retry_after_seconds, status=status)
+    headers = dict((error.headers or {}) if isinstance(error, HTTPException) else {})
     if is_page(request) and wants_page(request):
-        return error_page(request, told, response.status_code)
-    if isinstance(error, HTTPException):
-        response.headers.update(error.headers or {})
+        headers |= {name: response.headers[name] for name in ("Retry-After",) if name in response.headers}
+        response = error_page(request, told, response.status_code)
+    response.headers.update(headers)
     return response
 
 

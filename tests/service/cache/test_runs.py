@@ -297,3 +297,11 @@ def test_runs_of_a_namespace_are_its_own(http: httpx2.Client, gateway: Running) 
     (summary,) = http.get("/runs?namespace=vision").json()["runs"]
     assert summary["by"] == "ada"
     assert other.get(path).status_code == 200
+
+
+def test_a_page_of_an_error_says_when_to_try_again(gateway: Running, http: httpx2.Client) -> None:
+    body = {"name": "x", "roles": ["read"], "rate": 0.01}
+    slow = stranger(gateway, authorization=f"Bearer {http.post('/v1/tokens', json=body).json()['token']}")
+    answers = [slow.get("/runs") for _ in range(3)]
+    assert answers[0].status_code == 200 and answers[-1].status_code == 429
+    assert int(answers[-1].headers["retry-after"]) > 0 and "<h1>" in answers[-1].text

@@ -84,6 +84,17 @@ def test_a_class_of_runs_holds_what_it_says(seconds: float) -> None:
     assert middle == pytest.approx(max(seconds, 0.084), rel=0.2)
 
 
+@pytest.mark.parametrize("hits", [-(2**63), 2**63 - 1])
+@pytest.mark.parametrize("seconds", [-1.0, 1.7e308])
+def test_a_hostile_record_adds_no_new_figures(hits: int, seconds: float, http: httpx2.Client) -> None:
+    """Sums of its numbers are infinite, its hits are more than its graphs."""
+    stages = {"wait": seconds, "load": seconds}
+    tell(http, msgspec.structs.replace(run_of("hit"), hits=hits, seconds=stages))
+    found = overview(http)
+    assert found["total"]["hit_rates"] == [pytest.approx(0.05)] * 2 if hits < 0 else [1.0] * 2
+    assert all(0 < each < 2e4 for each in found["total"]["ready_seconds"])
+
+
 def test_ranks_of_one_launch_are_one_run(http: httpx2.Client) -> None:
     for rank in range(4):
         tell(http, msgspec.structs.replace(run_of("hit"), rank=rank, launch="none/0/h/29500/4"))
