@@ -8,6 +8,7 @@ from typing import get_args
 from fastapi import Request
 
 from ...compiler.api.admin import REINDEX_PARTS
+from ...compiler.api.now import Now
 from ...compiler.api.usage import Overview, Period
 from ..access.namespaces import PATTERN
 from ..access.page_tickets import PageTickets
@@ -22,6 +23,7 @@ from ..cache.runs import Runs
 from ..cache.script_history import ScriptHistory
 from ..cache.usage import UsageHistory
 from ..compile.compile_queue import CompileQueue, QueuedRequests
+from ..compile.current import CurrentCompiles
 from ..compile.followers import Followers
 from ..compile.search.database import AutotuneEntries
 from ..jobs.training.admission import TrainingJobAdmission
@@ -37,8 +39,9 @@ from .namespace_removal import NamespaceRemover
 
 _COUNTERS_SECONDS = 1.0
 """How old counters may be that whoever has no token gets."""
+_NOW_SECONDS = 1.0
 _OVERVIEW_SECONDS = 2.0
-"""How old an overview may be: whole teams keep it open."""
+"""How old these pages may be: whole teams keep them open."""
 
 
 class GatewayTenant(TenantParts):
@@ -50,6 +53,8 @@ class GatewayTenant(TenantParts):
         self.script_history = ScriptHistory(redis, self.keys, scripts)
         self.runs = Runs(redis, self.keys, scripts)
         self.usage = UsageHistory(redis, self.keys)
+        self.current_compiles = CurrentCompiles(redis, self.keys, self.events)
+        self.now: Recent[Now] = Recent(_NOW_SECONDS)
         self.overviews: dict[Period, Recent[Overview]] = {
             period: Recent(_OVERVIEW_SECONDS) for period in get_args(Period)
         }

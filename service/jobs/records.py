@@ -149,20 +149,20 @@ class DurableJobs(ABC, Generic[J, R]):
     async def jobs(self) -> list[J]:
         """The newest first. Raises msgspec.DecodeError if one is of a release that knows more: who deletes what no job
         needs must not pass over it."""
-        return [self._shown(self._read(fields).job) for fields in await self._all_fields()]
+        return [self._shown(self._read(fields).job) for fields in await self._all_fields(self._keys.all)]
 
-    async def readable_jobs(self) -> list[J]:
-        """The newest first, without those of a release that knows more."""
+    async def readable_jobs(self, *, open_only: bool = False) -> list[J]:
+        """The newest first, without those of a release that knows more. open_only: those that have not ended."""
         found = []
-        for fields in await self._all_fields():
+        for fields in await self._all_fields(self._keys.open if open_only else self._keys.all):
             try:
                 found.append(self._shown(self._read(fields).job))
             except msgspec.DecodeError as error:
                 log.warning("job_not_readable", kind=self.kind, error=str(error))
         return found
 
-    async def _all_fields(self) -> list[Fields]:
-        names = await self._redis.zrevrange(self._keys.all, 0, self._most - 1)
+    async def _all_fields(self, jobs: str) -> list[Fields]:
+        names = await self._redis.zrevrange(jobs, 0, self._most - 1)
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hgetall(self._keys.job(name.decode()))

@@ -53,14 +53,15 @@ class JsonRouter(APIRouter):
         status: int = 200,
         reply: str = "",
         page: Callable[[Request, Any], str] | None = None,
+        live: bool = False,
         **options: Any,
     ) -> Callable[[Route], Route]:
         """Decorate a route that returns the struct of its JSON answer, or None for an empty one.
 
         A route's parameter `body` gets the JSON body, at most `body_bytes` long, decoded to the struct that is the
         parameter's type. body_type: the media type of a body that the route reads itself. reply: the answer's
-        description; default: its struct's name. page: makes an HTML page of the struct, for browsers. options: of
-        FastAPI's `add_api_route`.
+        description; default: its struct's name. page: makes an HTML page of the struct, for browsers; live: one
+        that renews itself. options: of FastAPI's `add_api_route`.
         """
 
         def register(route: Route) -> Route:
@@ -90,7 +91,7 @@ class JsonRouter(APIRouter):
                     headers["Vary"] = "Accept"
                     if wants_page(request):
                         text = await asyncio.to_thread(page, request, found)  # a large one takes a while
-                        return page_response(text, headers=headers)
+                        return page_response(text, headers=headers, live=live)
                 return Response(codec.to_json(found), status, headers, "application/json")
 
             if page is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,9 +15,12 @@ from ....compiler.errors import RelayError, Unauthenticated
 COOKIE = "torchrelay_token"
 Route = TypeVar("Route", bound=Callable[..., Any])
 TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
+_POLICY = (
+    "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
 _PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
@@ -45,15 +47,19 @@ def wants_page(request: Request) -> bool:
     return "text/html" in accepted and "application/json" not in accepted[: accepted.index("text/html")]
 
 
-def page_response(text: str, status: int = 200, headers: Mapping[str, str] = {}) -> Response:
-    """The page, which loads nothing but the gateway's own stylesheet."""
-    return Response(text, status, {**_PAGE_HEADERS, **headers}, "text/html; charset=utf-8")
+def page_response(
+    text: str, status: int = 200, headers: Mapping[str, str] = {}, *, live: bool = False
+) -> Response:
+    """The page, which loads nothing but the gateway's own stylesheet; one that renews itself, its scripts too."""
+    policy = {"Content-Security-Policy": f"{_POLICY}; script-src 'self'; connect-src 'self'"} if live else {}
+    return Response(text, status, {**_PAGE_HEADERS, **policy, **headers}, "text/html; charset=utf-8")
 
 
 def rendered(template: str, request: Request, **values: object) -> str:
     """A page of TEMPLATES. Its links are relative, so that a proxy may put the gateway below a path."""
     up = "../" * (request.url.path.count("/") - 1)
-    return render(TEMPLATES / template, up=up, stylesheet=f"{up}{STYLESHEET}", **values)
+    scripts = [f"{up}{address}" for address in _SCRIPT_ADDRESSES]
+    return render(TEMPLATES / template, up=up, scripts=scripts, stylesheet=f"{up}{_STYLESHEET}", **values)
 
 
 def error_page(request: Request, error: RelayError, status: int) -> Response:
@@ -72,10 +78,12 @@ def sign_in_page(request: Request, then: str, error: RelayError | None = None, s
     return page_response(text, status, {"Cache-Control": "no-store"})
 
 
-@functools.cache
-def stylesheet() -> bytes:
-    return (FOLDER / "report.css").read_bytes()
+def _address(file: Path) -> str:
+    """A path that changes with what is there."""
+    return f"static/{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}{file.suffix}"
 
 
-STYLESHEET = f"static/{hashlib.sha256(stylesheet()).hexdigest()[:16]}.css"
-"""A path that changes with what is there."""
+_SCRIPTS = [TEMPLATES.with_name("vendor") / name for name in ("htmx.min.js", "hx-sse.min.js")]
+"""Of others; vendor/vendored.json says whose."""
+STATIC = {_address(file): file for file in (FOLDER / "report.css", *_SCRIPTS)}
+_STYLESHEET, *_SCRIPT_ADDRESSES = STATIC

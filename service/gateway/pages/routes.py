@@ -1,4 +1,4 @@
-"""GET /overview, /overview.csv, /runs, /runs/{run} and /misses/{key}: pages, and JSON; POST /v1/runs, by which a
+"""GET /overview, /overview.csv, /now, /runs, /runs/{run} and /misses/{key}: pages, and JSON; POST /v1/runs, by which a
 process tells of its run; the form by which a browser signs in.
 
 A browser's token is in a cookie that scripts cannot read and other sites cannot send with a form; it opens pages alone.
@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace as replace_dataclass
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -17,27 +21,32 @@ from msgspec.structs import replace
 
 from ....compiler.api import runs
 from ....compiler.api.compiles import MissExplanation
+from ....compiler.api.now import Now
 from ....compiler.api.usage import Overview, Period, SlowMiss
 from ....compiler.errors import Forbidden, NotFound, RelayError, Unauthenticated
 from ...access.page_tickets import TICKET_SECONDS
 from ...base.http_bodies import read_body
 from ...cache.runs import RECORD_BYTES, compare
-from ...storage.redis.keys import DEFAULT_NAMESPACE
+from ...storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import documented, error_response
+from ..http.event_stream import ReadEvents, ServerEvent, event_stream_responses
 from ..http.json_routes import JsonRouter
-from ..http.page_bodies import COOKIE, STYLESHEET, TEMPLATES, for_browsers, sign_in_page, stylesheet
+from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, for_browsers, sign_in_page
 from ..parts import GatewayParts, GatewayTenant
-from ..routes.parameters import CacheKey, Compiler, Gateway, Reader, ReaderTenant
+from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
 from . import views
+from .now import read_now
 
 router = JsonRouter("runs")
 
 RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
 _FORM_BYTES = 16 << 10
 _FORM_SECONDS = 10.0
-_PAGE = re.compile(r"(overview|runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
+_PAGE = re.compile(r"(overview|now|runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
 _YEAR_SECONDS = 365 * 86400
+_LIVE_SECONDS = 2.0
+"""How often a live page looks whether anything has changed."""
 _SHOWN = 10
 """Latest runs, and slowest misses, of the overview."""
 
@@ -89,6 +98,36 @@ async def hours(tenant: ReaderTenant) -> StreamingResponse:
         "Content-Disposition": 'attachment; filename="torchrelay-hours.csv"',
     }
     return StreamingResponse(tenant.usage.hours_as_csv(), 200, headers, "text/csv; charset=utf-8")
+
+
+@router.json("GET", "/now", "What runs and what waits", page=views.now, live=True)
+async def now(gateway: Gateway, grant: Reader, tenant: ReaderTenant) -> Now:
+    return await read_now(gateway, grant, tenant)
+
+
+@router.get(
+    "/now/events",
+    summary="The part of the page /now that changes, as often as it does",
+    description="Server-sent events without a name, each of which is HTML.",
+    responses=event_stream_responses(),
+)
+@for_browsers
+async def now_events(
+    request: Request, gateway: Gateway, grant: Reader, tenant: ReaderTenant, last_event_id: LastEventId = ""
+) -> Response:
+    @asynccontextmanager
+    async def reader() -> AsyncIterator[ReadEvents]:
+        async def read(after: str) -> tuple[list[ServerEvent], bool]:
+            found = await read_now(gateway, grant, tenant)
+            html = await asyncio.to_thread(views.now_part, request, found)
+            digest = f"{zlib.crc32(html.encode())}-0"
+            data = html.replace("\n", "\ndata: ").encode()
+            return ([] if digest == after else [ServerEvent("", digest, data)]), False
+
+        yield read
+
+    streams = replace_dataclass(gateway.event_streams, keepalive_seconds=_LIVE_SECONDS)
+    return streams.response(request, reader(), COMPILES_WAIT, last_event_id)
 
 
 @router.json("GET", "/runs", "The latest runs", page=views.latest)
@@ -192,10 +231,14 @@ async def llms() -> Response:
 
 @router.get("/static/{name}", include_in_schema=False)
 async def static(name: str) -> Response:
-    if f"static/{name}" != STYLESHEET:
+    if (file := STATIC.get(f"static/{name}")) is None:
         raise NotFound(f"there is no {name}")
-    headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable"}
-    return Response(stylesheet(), 200, headers, "text/css; charset=utf-8")
+    headers = {
+        "Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable",
+        "X-Content-Type-Options": "nosniff",
+    }
+    kind = "text/css" if name.endswith(".css") else "text/javascript"
+    return Response(file.read_bytes(), 200, headers, f"{kind}; charset=utf-8")
 
 
 def _check_same_site(request: Request) -> None:

@@ -15,6 +15,7 @@ from ....compiler.api.compiles import MissExplanation
 from ....compiler.api.html import svg
 from ....compiler.api.html.page import Tile, bytes_of, plural, seconds
 from ....compiler.api.html.svg import Axis, Picture, shape
+from ....compiler.api.now import Now
 from ....compiler.api.usage import Overview, Period
 from ..http.page_bodies import rendered
 from .usage_charts import charts
@@ -71,6 +72,27 @@ def overview(request: Request, whole: Overview) -> str:
         charts=charts(whole),
         when=when,
         hit_rate=hit_rate,
+        spent=seconds,
+        namespace=_namespace(request),
+    )
+
+
+def now(request: Request, found: Now) -> str:
+    return _now("now.html", request, found)
+
+
+def now_part(request: Request, found: Now) -> str:
+    """The part of the page that changes."""
+    return _now("now_part.html", request, found)
+
+
+def _now(template: str, request: Request, found: Now) -> str:
+    return rendered(
+        *(template, request),
+        title="Now",
+        about=["renewed as it changes; without scripts, load it again"],
+        tiles=(),
+        now=found,
         spent=seconds,
         namespace=_namespace(request),
     )

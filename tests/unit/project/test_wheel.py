@@ -62,11 +62,12 @@ def test_operator_table_scripts_and_typing_marker_are_inside(wheel: zipfile.ZipF
             "compiler/api/html/*.css",
             "service/gateway/pages/templates/*.html",
             "service/gateway/pages/templates/*.txt",
+            "service/gateway/pages/vendor/*",
             "py.typed",
         )
         for p in ROOT.glob(kind)
     ]
-    assert {p.suffix or p.name for p in data} == {".json", ".lua", ".typed", ".html", ".css", ".txt"}
+    assert {p.suffix or p.name for p in data} == {".json", ".lua", ".typed", ".html", ".css", ".txt", ".js"}
     for path in data:
         assert wheel.read(f"torchrelay/{path.relative_to(ROOT).as_posix()}") == path.read_bytes()
 
