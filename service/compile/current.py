@@ -57,7 +57,7 @@ class CurrentCompiles:
 
 
 def _target(packed: bytes | None) -> str:
-    """In words; '' for what another release has written."""
+    """What people call it; '' for what another release has written."""
     try:
         target = decoding.from_msgpack(packed or b"", type=CompileNeeds).target
     except msgspec.MsgspecError:

@@ -58,8 +58,9 @@ def page_response(
 def rendered(template: str, request: Request, **values: object) -> str:
     """A page of TEMPLATES. Its links are relative, so that a proxy may put the gateway below a path."""
     up = "../" * (request.url.path.count("/") - 1)
-    scripts = [f"{up}{address}" for address in _SCRIPT_ADDRESSES]
-    return render(TEMPLATES / template, up=up, scripts=scripts, stylesheet=f"{up}{_STYLESHEET}", **values)
+    return render(
+        TEMPLATES / template, up=up, script=f"{up}{_SCRIPT}", stylesheet=f"{up}{_STYLESHEET}", **values
+    )
 
 
 def error_page(request: Request, error: RelayError, status: int) -> Response:
@@ -78,12 +79,17 @@ def sign_in_page(request: Request, then: str, error: RelayError | None = None, s
     return page_response(text, status, {"Cache-Control": "no-store"})
 
 
-def _address(file: Path) -> str:
-    """A path that changes with what is there."""
-    return f"static/{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}{file.suffix}"
+def _address(suffix: str, *files: Path) -> tuple[str, bytes]:
+    """A path that changes with what is there, and the files as one."""
+    data = b"\n".join(file.read_bytes() for file in files)
+    return f"static/{hashlib.sha256(data).hexdigest()[:16]}{suffix}", data
 
 
-_SCRIPTS = [TEMPLATES.with_name("vendor") / name for name in ("htmx.min.js", "hx-sse.min.js")]
-"""Of others; vendor/vendored.json says whose."""
-STATIC = {_address(file): file for file in (FOLDER / "report.css", *_SCRIPTS)}
-_STYLESHEET, *_SCRIPT_ADDRESSES = STATIC
+_VENDOR = TEMPLATES.with_name("vendor")
+_FILES = [
+    _address(".css", FOLDER / "report.css"),
+    # One file: htmx, once it has run, may begin before another that brings its extension.
+    _address(".js", _VENDOR / "htmx.min.js", _VENDOR / "hx-sse.min.js"),
+]
+STATIC = dict(_FILES)
+(_STYLESHEET, _), (_SCRIPT, _) = _FILES

@@ -30,7 +30,7 @@ from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import documented, error_response
-from ..http.event_stream import ReadEvents, ServerEvent, event_stream_responses
+from ..http.event_stream import ReadEvents, ServerEvent
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, for_browsers, sign_in_page
 from ..parts import GatewayParts, GatewayTenant
@@ -105,16 +105,13 @@ async def now(gateway: Gateway, grant: Reader, tenant: ReaderTenant) -> Now:
     return await read_now(gateway, grant, tenant)
 
 
-@router.get(
-    "/now/events",
-    summary="The part of the page /now that changes, as often as it does",
-    description="Server-sent events without a name, each of which is HTML.",
-    responses=event_stream_responses(),
-)
+@router.get("/now/events", include_in_schema=False)
 @for_browsers
 async def now_events(
     request: Request, gateway: Gateway, grant: Reader, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
+    """The part of the page that changes, as often as it does: events without a name, each of which is HTML."""
+
     @asynccontextmanager
     async def reader() -> AsyncIterator[ReadEvents]:
         async def read(after: str) -> tuple[list[ServerEvent], bool]:
@@ -231,14 +228,14 @@ async def llms() -> Response:
 
 @router.get("/static/{name}", include_in_schema=False)
 async def static(name: str) -> Response:
-    if (file := STATIC.get(f"static/{name}")) is None:
+    if (data := STATIC.get(f"static/{name}")) is None:
         raise NotFound(f"there is no {name}")
     headers = {
         "Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable",
         "X-Content-Type-Options": "nosniff",
     }
     kind = "text/css" if name.endswith(".css") else "text/javascript"
-    return Response(file.read_bytes(), 200, headers, f"{kind}; charset=utf-8")
+    return Response(data, 200, headers, f"{kind}; charset=utf-8")
 
 
 def _check_same_site(request: Request) -> None:

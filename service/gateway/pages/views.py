@@ -77,22 +77,22 @@ def overview(request: Request, whole: Overview) -> str:
     )
 
 
-def now(request: Request, found: Now) -> str:
-    return _now("now.html", request, found)
+def now(request: Request, current: Now) -> str:
+    return _now("now.html", request, current)
 
 
-def now_part(request: Request, found: Now) -> str:
+def now_part(request: Request, current: Now) -> str:
     """The part of the page that changes."""
-    return _now("now_part.html", request, found)
+    return _now("now_part.html", request, current)
 
 
-def _now(template: str, request: Request, found: Now) -> str:
+def _now(template: str, request: Request, current: Now) -> str:
     return rendered(
         *(template, request),
         title="Now",
         about=["renewed as it changes; without scripts, load it again"],
         tiles=(),
-        now=found,
+        now=current,
         spent=seconds,
         namespace=_namespace(request),
     )

@@ -217,7 +217,7 @@ def test_a_page_renews_itself(
     shown.open("now")
     shown.sign_in()
     assert "None runs or waits." in shown.page.text_content("#now")
-    gateway.pool.seconds = 3.0
+    gateway.pool.seconds = 8.0
     key = post(http, graph(77)).json()["key"]
     shown.page.wait_for_selector(f"#now code:has-text('{key[:12]}')")
     shown.page.wait_for_selector("#now >> text=None runs or waits.")

@@ -94,9 +94,9 @@ def test_a_page_runs_scripts_only_if_it_renews_itself(start_gateway: StartGatewa
         }
         assert [path for path, policy in policies.items() if "script-src" in policy] == ["/now"]
         assert "script-src 'self'" in policies["/now"] and "unsafe" not in policies["/now"]
-        for address, file in STATIC.items():
+        for address, data in STATIC.items():
             answer = http.get(f"/{address}")
-            assert answer.content == file.read_bytes() and "immutable" in answer.headers["cache-control"]
+            assert answer.content == data and "immutable" in answer.headers["cache-control"]
 
 
 def test_vendored_files_are_those_of_their_packages() -> None:
