@@ -75,14 +75,7 @@ class UsageHistory:
         for first in range(today - 365, today + 1, _DAYS_OF_A_KEY):
             last = min(first + _DAYS_OF_A_KEY - 1, today)
             stored = await self._stored(HOUR_SECONDS, first * 24, last * 24 + 23)
-            text = ""
-            for usage in (await asyncio.to_thread(_summed, HOUR_SECONDS, first * 24, stored))[2]:
-                moment = time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(usage.began))
-                values: list[object] = [moment, *(getattr(usage, name) for name in names[1:])]
-                for percentiles, number in ((usage.ready_seconds, 3), (usage.hit_rates, 2)):
-                    values += percentiles or [""] * number
-                text += _line([*values, sum(usage.fallbacks.values())])
-            yield text
+            yield await asyncio.to_thread(_lines, names, first * 24, stored)
 
     async def _stored(self, seconds: int, first: int, last: int) -> _Stored:
         """The hashes with the intervals `first` to `last`, each after the number since 1970 of its own first one."""
@@ -105,13 +98,25 @@ def _summed(seconds: int, first: int, stored: _Stored) -> tuple[int, Usage, list
     total: Counter[str] = Counter()
     for beginning, fields in stored:
         for field, text in fields.items():
-            at, _, figure = field.decode().partition(":")
             with suppress(ValueError):  # damaged: the others can be shown
+                at, _, figure = field.decode().partition(":")
                 interval, number = beginning + int(at), float(text)
-                if interval >= first:
+                if interval >= first and math.isfinite(number):
                     each.setdefault(interval, {})[figure] = number
                     total[figure] += number  # type: ignore[assignment]
     return seconds, _usage(first * seconds, total), [_usage(at * seconds, each[at]) for at in sorted(each)]
+
+
+def _lines(names: list[str], first: int, stored: _Stored) -> str:
+    """CSV of the hour `first` and later ones."""
+    text = ""
+    for usage in _summed(HOUR_SECONDS, first, stored)[2]:
+        moment = time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(usage.began))
+        values: list[object] = [moment, *(getattr(usage, name) for name in names[1:])]
+        for percentiles, number in ((usage.ready_seconds, 3), (usage.hit_rates, 2)):
+            values += percentiles or [""] * number
+        text += _line([*values, sum(usage.fallbacks.values())])
+    return text
 
 
 def figures_of(summary: RunSummary) -> list[str]:
@@ -131,7 +136,8 @@ def _usage(began: float, counts: Mapping[str, float]) -> Usage:
     for name, number in counts.items():
         kind, _, which = name.partition(":")
         if kind in classes:
-            classes[kind][int(which)] = number
+            if which.isdecimal():
+                classes[kind][int(which)] = number
         elif which:
             fallbacks[which] = int(number)
         elif kind in _COUNTED:

@@ -34,12 +34,12 @@ from ..storage.blobs import FOLDERS
 from ..storage.redis.counter_store import read_counters
 from ..storage.redis.keys import DEFAULT_NAMESPACE
 from ..storage.redis.retry import redis_errors_logged
-from .http.event_stream import EventStreams
+from .http.event_stream import EventStreams, ServerEvent
 from .namespace_removal import NamespaceRemover
 
 _COUNTERS_SECONDS = 1.0
 """How old counters may be that whoever has no token gets."""
-_NOW_SECONDS = 1.0
+NOW_SECONDS = 1.0
 _OVERVIEW_SECONDS = 2.0
 """How old these pages may be: whole teams keep them open."""
 
@@ -54,7 +54,9 @@ class GatewayTenant(TenantParts):
         self.runs = Runs(redis, self.keys, scripts)
         self.usage = UsageHistory(redis, self.keys)
         self.current_compiles = CurrentCompiles(redis, self.keys, self.events)
-        self.now: Recent[Now] = Recent(_NOW_SECONDS)
+        self.now: Recent[Now] = Recent(NOW_SECONDS)
+        self.parts_of_now: dict[tuple[bool, str], Recent[ServerEvent]] = {}
+        """As HTML: whether all namespaces' hosts are shown, and which namespace the page's links name."""
         self.overviews: dict[Period, Recent[Overview]] = {
             period: Recent(_OVERVIEW_SECONDS) for period in get_args(Period)
         }

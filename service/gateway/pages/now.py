@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import zlib
 
+from fastapi import Request
 from msgspec.structs import replace
 
 from ....compiler.api.now import CurrentJob, Now
 from ...access.tokens import Grant
-from ..parts import GatewayParts, GatewayTenant
+from ...base.async_tasks import Recent
+from ..http.event_stream import ServerEvent
+from ..parts import NOW_SECONDS, GatewayParts, GatewayTenant
 from ..routes.health import ready_parts
+from . import views
 
 
 async def read_now(gateway: GatewayParts, grant: Grant, tenant: GatewayTenant) -> Now:
@@ -18,6 +24,21 @@ async def read_now(gateway: GatewayParts, grant: Grant, tenant: GatewayTenant) -
     if grant.everywhere:
         return found
     return replace(found, workers=[replace(each, host="") for each in found.workers])
+
+
+async def part_of_now(
+    request: Request, gateway: GatewayParts, grant: Grant, tenant: GatewayTenant
+) -> ServerEvent:
+    """The part of the page that changes, made once for all who look at the same within a second. Raises RedisError."""
+
+    async def make() -> ServerEvent:
+        found = await read_now(gateway, grant, tenant)
+        html = await asyncio.to_thread(views.now_part, request, found)
+        data = html.replace("\n", "\ndata: ").encode()
+        return ServerEvent("", f"{zlib.crc32(data)}-0", data)
+
+    seen = (grant.everywhere, request.query_params.get("namespace", ""))
+    return await tenant.parts_of_now.setdefault(seen, Recent(NOW_SECONDS)).get(make)
 
 
 async def _read(gateway: GatewayParts, tenant: GatewayTenant) -> Now:

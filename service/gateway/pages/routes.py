@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace as replace_dataclass
@@ -27,7 +27,7 @@ from ....compiler.errors import Forbidden, NotFound, RelayError, Unauthenticated
 from ...access.page_tickets import TICKET_SECONDS
 from ...base.http_bodies import read_body
 from ...cache.runs import RECORD_BYTES, compare
-from ...storage.redis.keys import COMPILES_WAIT, DEFAULT_NAMESPACE
+from ...storage.redis.keys import DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import documented, error_response
 from ..http.event_stream import ReadEvents, ServerEvent
@@ -36,7 +36,7 @@ from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, for_browsers, sign_in_
 from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
 from . import views
-from .now import read_now
+from .now import part_of_now, read_now
 
 router = JsonRouter("runs")
 
@@ -46,6 +46,7 @@ _FORM_SECONDS = 10.0
 _PAGE = re.compile(r"(overview|now|runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
 _YEAR_SECONDS = 365 * 86400
 _LIVE_SECONDS = 2.0
+_STREAM_SECONDS = 60.0
 """How often a live page looks whether anything has changed."""
 _SHOWN = 10
 """Latest runs, and slowest misses, of the overview."""
@@ -110,21 +111,20 @@ async def now(gateway: Gateway, grant: Reader, tenant: ReaderTenant) -> Now:
 async def now_events(
     request: Request, gateway: Gateway, grant: Reader, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
-    """The part of the page that changes, as often as it does: events without a name, each of which is HTML."""
+    """The part of the page that changes, as often as it does: events without a name, each of which is HTML. The stream
+    ends after _STREAM_SECONDS: the browser asks again, and its token is checked again."""
+    ends = time.monotonic() + _STREAM_SECONDS
 
     @asynccontextmanager
     async def reader() -> AsyncIterator[ReadEvents]:
         async def read(after: str) -> tuple[list[ServerEvent], bool]:
-            found = await read_now(gateway, grant, tenant)
-            html = await asyncio.to_thread(views.now_part, request, found)
-            digest = f"{zlib.crc32(html.encode())}-0"
-            data = html.replace("\n", "\ndata: ").encode()
-            return ([] if digest == after else [ServerEvent("", digest, data)]), False
+            part = await part_of_now(request, gateway, grant, tenant)
+            return [part] if part.id != after else [], time.monotonic() > ends
 
         yield read
 
     streams = replace_dataclass(gateway.event_streams, keepalive_seconds=_LIVE_SECONDS)
-    return streams.response(request, reader(), COMPILES_WAIT, last_event_id)
+    return streams.response(request, reader(), "", last_event_id)
 
 
 @router.json("GET", "/runs", "The latest runs", page=views.latest)

@@ -119,6 +119,13 @@ def test_a_figure_that_is_none_keeps_nobody_from_an_artifact(
             redis.set(KEYS.hours(day), "x")  # not even a hash
         for at in range(32):
             redis.hset(KEYS.days(today // 32), f"{at}:hits", "many")
+            damaged = {
+                f"{at}:bytes_served": "inf",
+                f"{at}:ready:x": 1,
+                f"{at}:rate:\u00b2": 1,
+                b"\xff:\xff": 1,
+            }
+            redis.hset(KEYS.days(today // 32), mapping=damaged)
         compiled(http, graph(1))
         post(http, graph(1))
         assert http.get("/v1/stats").json()["hits"] == 1

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Any
 
 import httpx2
+import pytest
 from service_parts import ArtifactPool, RedisServer, StartGateway, client_of, graph, post
 from torchrelay.service.gateway.http.page_bodies import STATIC, TEMPLATES
+from torchrelay.service.gateway.pages import routes as page_routes
+from torchrelay.service.gateway.pages import views
 from torchrelay.service.storage.redis.keys import Keys
 from waiting import wait_until
 
@@ -84,6 +89,37 @@ def test_the_page_is_sent_again_when_something_changes(start_gateway: StartGatew
             elif key and key[:12] in part:
                 break
         assert key and "event: \n" in part and "data: <section>" in part
+
+
+def test_a_stream_ends_so_that_its_token_is_checked_again(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_routes, "_STREAM_SECONDS", 1.0)
+    monkeypatch.setattr(page_routes, "_LIVE_SECONDS", 0.2)
+    gateway = start_gateway()
+    with gateway.http() as http:
+        made = http.post("/v1/tokens", json={"name": "x", "roles": ["read"]}).json()
+        with client_of(gateway.url, made["token"]) as reader:
+            with reader.stream("GET", "/now/events") as answer:
+                assert http.delete(f"/v1/tokens/{reader.get('/v1/whoami').json()['id']}").status_code == 200
+                assert "None runs or waits" in "".join(answer.iter_text())  # to its end
+            wait_until(lambda: reader.get("/now/events").status_code == 401)
+
+
+def test_a_busy_service_makes_the_page_once_for_all_who_look(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+    page = views.now_part
+    monkeypatch.setattr(views, "now_part", lambda *given: (made.append(time.monotonic()), page(*given))[1])
+    monkeypatch.setattr(page_routes, "_STREAM_SECONDS", 3.0)
+    gateway = start_gateway(ArtifactPool(seconds=30))
+    with gateway.http() as http, ThreadPoolExecutor(8) as threads:
+        looks = [threads.submit(http.get, "/now/events") for _ in range(8)]
+        for number in range(40):  # each wakes whoever waits for compiles
+            begin(http, graph(number + 1))
+        assert all(look.result().status_code == 200 for look in looks)
+    assert len(made) <= 8
 
 
 def test_a_page_runs_scripts_only_if_it_renews_itself(start_gateway: StartGateway) -> None:
