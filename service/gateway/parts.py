@@ -56,7 +56,7 @@ class GatewayTenant(TenantParts):
         self.current_compiles = CurrentCompiles(redis, self.keys, self.events)
         self.now: Recent[Now] = Recent(NOW_SECONDS)
         self.parts_of_now: dict[tuple[bool, str], Recent[ServerEvent]] = {}
-        """As HTML: whether all namespaces' hosts are shown, and which namespace the page's links name."""
+        """The same as HTML, by whether hosts are shown, and which namespace the links of the page name."""
         self.overviews: dict[Period, Recent[Overview]] = {
             period: Recent(_OVERVIEW_SECONDS) for period in get_args(Period)
         }
