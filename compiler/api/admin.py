@@ -10,7 +10,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..artifact import manifest as artifact_manifest
 from ..artifact.trust_document import ListedKey
+from ..request.schema import Level
 from .compiles import TEN_YEARS_SECONDS, Amount, Count
+from .runs import RunSummary
 
 Role = Literal["read", "compile", "tune", "train", "admin"]
 """read: artifacts, progress, stats; every other role includes it. compile: request compiles, send winners of libraries'
@@ -119,6 +121,52 @@ class ArtifactReply(Struct, frozen=True):
     signer: str
     manifest: artifact_manifest.Manifest
     components: dict[str, str]
+
+
+Action = Literal["pin", "unpin", "remove"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+
+
+class Artifact(ArtifactReply, frozen=True):
+    """Answer of `GET /artifacts/{key}`. runs: those of the latest that used it; runs_read: of how many. actions: what
+    the caller may do with it."""
+
+    runs: list[RunSummary]
+    runs_read: int
+    actions: list[Action]
+
+
+class ArtifactList(Struct, frozen=True):
+    """Answer of `GET /artifacts`: the last used first. pinned: at most 100, on the first page. following: where the
+    next page begins, 0 after the last."""
+
+    entries: list[CacheEntry]
+    pinned: list[CacheEntry]
+    following: int
+
+
+class Listing(Struct, frozen=True):
+    """Text that an artifact has of itself. name: the member with the machine code, or the part of the graph."""
+
+    name: str
+    text: str
+
+
+class ListedLevel(Struct, frozen=True):
+    """The graph at a level. missing: why there is no listing."""
+
+    level: Level
+    listings: list[Listing]
+    missing: str
+
+
+class ArtifactCode(Struct, frozen=True):
+    """Answer of `GET /artifacts/{key}/code`. kernels: the C++ sources of its libraries. levels: of a graph that was
+    lowered to be looked at."""
+
+    key: str
+    kernels: list[Listing]
+    levels: list[ListedLevel]
 
 
 class ImportReply(Struct, frozen=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Protocol
 
 import msgspec
@@ -213,6 +213,22 @@ def statements(data: ArtifactFile) -> list[Statement]:
     return [signature.statement for signature in _envelope(data)[0].signatures]
 
 
+def find_member(head: ArtifactFile, name: str) -> tuple[artifact_manifest.Member, int, int] | None:
+    """A member, and where its frame begins and ends in the file, unverified: to be shown. None if there is none of the
+    name. The head is enough. Raises ArtifactError."""
+    envelope, start = _envelope(head)
+    for entry, size in zip(_manifest(envelope).members, envelope.frames, strict=False):
+        if entry.name == name and size >= 0:
+            return entry, start, start + size
+        start += size
+    return None
+
+
+def unpack_member(entry: artifact_manifest.Member, frame: bytes) -> bytes:
+    """The bytes of a member that is as `entry` says. Raises ArtifactError."""
+    return _unpack_member(entry, [frame], keep=True)
+
+
 def _believed(envelope: Envelope, trust: Trust) -> Statement:
     """The latest acceptable statement. Raises SignatureError, about the latest one."""
     refusals = []
@@ -286,21 +302,27 @@ def _open(
         if entry.name in seen:
             raise ArtifactError(f"member {entry.name!r} is listed twice")
         seen.add(entry.name)
-        digest, held, length = hashlib.sha256(), [], 0
-        try:
-            for piece in codec.decompressed(pieces(data, position, position + size), entry.size):
-                digest.update(piece)
-                length += len(piece)
-                if members is not None:
-                    held.append(piece)
-        except (MalformedRequest, LimitExceeded):
-            raise ArtifactError(f"member {entry.name!r} is damaged") from None
-        if length != entry.size or digest.hexdigest() != entry.sha256:
-            raise ArtifactError(f"member {entry.name!r} does not match its digest")
+        unpacked = _unpack_member(entry, pieces(data, position, position + size), keep=members is not None)
         if members is not None:
-            members[entry.name] = b"".join(held)
+            members[entry.name] = unpacked
         position += size
     return manifest
+
+
+def _unpack_member(entry: artifact_manifest.Member, frame: Iterable[bytes], *, keep: bool) -> bytes:
+    """The member's bytes, which match size and digest; b"" unless `keep`, holding no more than a piece of them."""
+    digest, held, length = hashlib.sha256(), [], 0
+    try:
+        for piece in codec.decompressed(frame, entry.size):
+            digest.update(piece)
+            length += len(piece)
+            if keep:
+                held.append(piece)
+    except (MalformedRequest, LimitExceeded):
+        raise ArtifactError(f"member {entry.name!r} is damaged") from None
+    if length != entry.size or digest.hexdigest() != entry.sha256:
+        raise ArtifactError(f"member {entry.name!r} does not match its digest")
+    return b"".join(held)
 
 
 def _checked_manifest(envelope: Envelope, body_bytes: int, key: str) -> artifact_manifest.Manifest:

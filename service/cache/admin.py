@@ -7,9 +7,13 @@ removed, or when its blob is lost or damaged.
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Literal, TypeVar
 
-from ...compiler.api.admin import ArtifactReply, CacheEntry
+import msgspec
+
+from ...compiler import decoding
+from ...compiler.api import lowered
+from ...compiler.api.admin import ArtifactCode, ArtifactReply, CacheEntry, ListedLevel, Listing
 from ...compiler.artifact import container
 from ...compiler.errors import ArtifactError, NotFound
 from ..access.audit import AuditEvent, AuditLog
@@ -23,7 +27,14 @@ from .found_artifact import GONE, read_head
 
 _HINT = "`torchrelay cache ls` lists what there is"
 _AGAIN = "It is compiled again at the next request"
+LISTED = 100
+_READ_BYTES = 64 << 20
+"""How far into a file a member may lie that is shown."""
+_SHOWN_BYTES = 8 << 20
+"""A member that is shown, unpacked."""
 _FIELDS = ("digest", "size", "place", "seconds", "created")
+
+T = TypeVar("T")
 
 
 class CacheAdmin:
@@ -51,6 +62,19 @@ class CacheAdmin:
         following, found = await self._redis.hscan(self._keys.sizes, cursor, count=limit)
         entries = await self._entries([key.decode() for key in found])
         return [entry for entry in entries if entry is not None], int(following)
+
+    async def last_used(self, first: int) -> tuple[list[CacheEntry], int]:
+        """LISTED entries, the last used first, from position `first` on; and where the next begin, 0 after the last.
+        Without the pinned ones."""
+        keys = await self._redis.zrevrange(self._keys.lru, first, first + LISTED)
+        return await self._existing(keys[:LISTED]), first + LISTED if len(keys) > LISTED else 0
+
+    async def pinned(self) -> list[CacheEntry]:
+        """At most LISTED."""
+        return await self._existing(await self._redis.zrevrange(self._keys.pinned, 0, LISTED - 1))
+
+    async def _existing(self, keys: list[bytes]) -> list[CacheEntry]:
+        return [each for each in await self._entries([key.decode() for key in keys]) if each is not None]
 
     async def entry(self, key: str) -> CacheEntry:
         """Raises NotFound."""
@@ -80,6 +104,44 @@ class CacheAdmin:
         except ArtifactError as error:
             raise NotFound(f"{key} cannot be shown: {error.message}", hint=_AGAIN) from None
         return ArtifactReply(entry, signers, manifest, components)
+
+    async def code(self, key: str) -> ArtifactCode:
+        """What can be read of the artifact, unverified. Raises NotFound, Unavailable."""
+        entry = await self.entry(key)
+        try:
+            libraries = await self._member(entry, container.LIBRARIES, list[tuple[list[str], str, str]])
+            lowering = await self._member(entry, lowered.MEMBER, lowered.Lowering)
+        except ArtifactError as error:
+            raise NotFound(f"{key} cannot be shown: {error.message}", hint=_AGAIN) from None
+        return ArtifactCode(
+            key,
+            [Listing(name, source) for _, source, name in libraries or []],
+            [
+                ListedLevel(
+                    level.name, [Listing(part.name, part.text) for part in level.parts], level.missing
+                )
+                for level in (lowering.levels if lowering else [])
+            ],
+        )
+
+    async def _member(self, entry: CacheEntry, name: str, type: type[T]) -> T | None:
+        """None if there is no such member, or it is too large to be shown. Raises ArtifactError, Unavailable."""
+        head = await self._head(entry)
+        listed = await asyncio.to_thread(container.find_member, head, name)
+        if listed is None or listed[0].size > _SHOWN_BYTES or listed[2] > _READ_BYTES:
+            return None
+        member, start, stop = listed
+        data = head if len(head) >= stop else await self._blobs.beginning(entry.key, entry.digest, stop)
+        if data is None:
+            raise ArtifactError(GONE)
+
+        def decoded() -> T:
+            return decoding.from_msgpack(container.unpack_member(member, data[start:stop]), type=type)
+
+        try:
+            return await asyncio.to_thread(decoded)
+        except msgspec.MsgspecError as error:
+            raise ArtifactError(f"member {name} cannot be read: {error}") from None
 
     async def pin(self, key: str, *, pinned: bool, by: Grant) -> CacheEntry:
         """Pins the entry, or unpins it. Raises NotFound."""

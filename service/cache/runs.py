@@ -6,6 +6,8 @@ an hour of each other.
 
 from __future__ import annotations
 
+import asyncio
+import bisect
 import contextlib
 import difflib
 import hashlib
@@ -37,6 +39,8 @@ RUN_BYTES = 8 << 20
 RECORD_BYTES = 1 << 20
 """A process's record as JSON."""
 LISTED = 100
+READ_BYTES = 4 << 20
+"""Compressed records that are read for one page."""
 _TTL_SECONDS = 30 * 86400
 _LAUNCH_SECONDS = 3600
 _FIRST = "first"
@@ -126,6 +130,20 @@ class Runs:
             (each.run for each in listed if each.program == summary.program and each.run != summary.run), ""
         )
 
+    async def using(self, key: str) -> tuple[list[runs.RunSummary], int]:
+        """Those of the latest runs whose first process had a graph with this key; and how many were looked at, at most
+        LISTED, and as many as READ_BYTES hold."""
+        latest = (await self.latest()).runs
+        sizes = await self._redis.hmget(self._keys.run_sizes, [each.run for each in latest]) if latest else []
+        total = list(itertools.accumulate(int(size or 0) for size in sizes))
+        looked = latest[: bisect.bisect_right(total, READ_BYTES)]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for each in looked:
+                pipe.hget(self._keys.run_records(each.run), str(each.rank))
+            records = await pipe.execute()
+        found = await asyncio.to_thread(lambda: [_has_graph(record, key) for record in records])
+        return [run for run, used in zip(looked, found, strict=True) if used], len(looked)
+
     async def _saved(self, record: runs.RunRecord) -> float:
         """What the artifacts that it did not have compiled took to compile, for each once."""
         keys = {each.key for each in record.graphs if each.key and each.outcome in runs.HITS}
@@ -133,6 +151,13 @@ class Runs:
             for key in keys:
                 pipe.hget(self._keys.index(key), "seconds")
             return sum(seconds_saved(text) for text in await pipe.execute() if text is not None)
+
+
+def _has_graph(record: bytes | None, key: str) -> bool:
+    with contextlib.suppress(RequestError):
+        process = _decoded(record and codec.decompress(record, 2 * RECORD_BYTES), runs.RunProcess)
+        return process is not None and any(graph.key == key for graph in process.record.graphs)
+    return False
 
 
 def compare(here: runs.Run, there: runs.Run) -> runs.Comparison:

@@ -23,6 +23,7 @@ from .http import errors
 from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
 from .http.page_bodies import page_response
+from .pages import artifacts as artifact_pages
 from .pages import routes as pages
 from .pages.views import described
 from .parts import GatewayParts
@@ -53,6 +54,7 @@ ROUTERS = tuple(
         prefetch,
         programs,
         pages,
+        artifact_pages,
     )
 )
 

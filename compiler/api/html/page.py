@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import jinja2
+    from markupsafe import Markup
 
 FOLDER = Path(__file__).parent
 """Where the templates are that all pages have in common."""
@@ -40,7 +41,7 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
     formats = (milliseconds, seconds, digits, bytes_of, number, plural)
     environment.filters |= {each.__name__: each for each in formats}
-    environment.filters["as"] = format
+    environment.filters |= {"as": format, "lines": _lines}
     environment.globals["stylesheet"] = ""
     return environment
 
@@ -51,6 +52,13 @@ def _printable(value: object) -> object:
     if type(value) is not str:
         return value
     return "".join(c if c.isprintable() else "\ufffd" for c in value)
+
+
+def _lines(text: str) -> Markup:
+    """A text whose lines stay lines."""
+    from markupsafe import Markup, escape
+
+    return Markup("\n").join(escape(_printable(line.expandtabs())) for line in text.splitlines())
 
 
 def milliseconds(value: float) -> str:

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 
 from ....compiler.api.html.page import FOLDER, render
-from ....compiler.errors import RelayError, Unauthenticated
+from ....compiler.errors import Forbidden, RelayError, Unauthenticated
 
 COOKIE = "torchrelay_token"
 Route = TypeVar("Route", bound=Callable[..., Any])
@@ -27,7 +28,7 @@ _PAGE_HEADERS = {
 
 
 def for_browsers(route: Route) -> Route:
-    """Decorate a route that only reads: the token of a browser's cookie opens it."""
+    """Decorate a route that the token of a browser's cookie opens: it only reads, or takes a form of its own page."""
     route.for_browsers = True  # type: ignore[attr-defined]
     return route
 
@@ -38,7 +39,24 @@ def is_page(request: Request) -> bool:
 
 def page_token(request: Request) -> str:
     """The token that a browser was given at its sign-in. It opens pages, and nothing else."""
-    return request.cookies.get(COOKIE, "") if request.method in ("GET", "HEAD") and is_page(request) else ""
+    if not is_page(request):
+        return ""
+    if request.method not in ("GET", "HEAD"):
+        check_own_form(request)
+    return request.cookies.get(COOKIE, "")
+
+
+def check_own_form(request: Request) -> None:
+    """Raises Forbidden for a form of another site, or of another port of this host."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is None and origin is not None:  # over plain http browsers say no more
+        hosts = [request.headers.get(name) for name in ("host", "x-forwarded-host")]
+        site = "same-origin" if (urlsplit(origin).netloc or origin) in hosts else origin
+    if site not in (None, "none", "same-origin"):
+        raise Forbidden(
+            "the form came from another site",
+            hint="Open the page again. A proxy in front of the gateway has to keep Host, or set X-Forwarded-Host",
+        )
 
 
 def wants_page(request: Request) -> bool:

@@ -23,7 +23,7 @@ from ....compiler.api import runs
 from ....compiler.api.compiles import MissExplanation
 from ....compiler.api.now import Now
 from ....compiler.api.usage import Overview, Period, SlowMiss
-from ....compiler.errors import Forbidden, NotFound, RelayError, Unauthenticated
+from ....compiler.errors import NotFound, RelayError, Unauthenticated
 from ...access.page_tickets import TICKET_SECONDS
 from ...base.http_bodies import read_body
 from ...cache.runs import RECORD_BYTES, compare
@@ -32,7 +32,7 @@ from ..http.authentication import authenticated
 from ..http.errors import documented, error_response
 from ..http.event_stream import ReadEvents, ServerEvent
 from ..http.json_routes import JsonRouter
-from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, for_browsers, sign_in_page
+from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, check_own_form, for_browsers, sign_in_page
 from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
 from . import views
@@ -43,7 +43,9 @@ router = JsonRouter("runs")
 RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
 _FORM_BYTES = 16 << 10
 _FORM_SECONDS = 10.0
-_PAGE = re.compile(r"(overview|now|runs|misses)(/[0-9a-f]{1,64})?(\?[A-Za-z0-9=&._-]{0,200})?")
+_PAGE = re.compile(
+    r"(overview|now|runs|misses|artifacts)(/[0-9a-f]{1,64}(/code)?)?(\?[A-Za-z0-9=&._-]{0,200})?"
+)
 _YEAR_SECONDS = 365 * 86400
 _LIVE_SECONDS = 2.0
 _STREAM_SECONDS = 60.0
@@ -188,7 +190,7 @@ async def sign_in_form(
 @router.post("/sign-in", include_in_schema=False)
 async def sign_in(request: Request, gateway: Gateway) -> Response:
     """Checks the form's token, and gives it to the browser in a cookie."""
-    _check_same_site(request)
+    check_own_form(request)
     body = await read_body(request, _FORM_BYTES, seconds=_FORM_SECONDS)
     form = {name: values[0] for name, values in parse_qs(body.decode("ascii", "replace")).items()}
     then = form.get("then", "")
@@ -214,7 +216,7 @@ async def _signed_in(request: Request, gateway: GatewayParts, token: str, then: 
 
 @router.post("/sign-out", include_in_schema=False)
 async def sign_out(request: Request) -> Response:
-    _check_same_site(request)
+    check_own_form(request)
     response = Response(status_code=303, headers={"Location": "sign-in"})
     response.delete_cookie(COOKIE, httponly=True, samesite="lax")
     return response
@@ -236,9 +238,3 @@ async def static(name: str) -> Response:
     }
     kind = "text/css" if name.endswith(".css") else "text/javascript"
     return Response(data, 200, headers, f"{kind}; charset=utf-8")
-
-
-def _check_same_site(request: Request) -> None:
-    """Raises Forbidden for a form that another site sent."""
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Forbidden("the form came from another site")

@@ -72,8 +72,7 @@ def overview(request: Request, whole: Overview) -> str:
         charts=charts(whole),
         when=when,
         hit_rate=hit_rate,
-        spent=seconds,
-        namespace=_namespace(request),
+        namespace=namespace_of(request),
     )
 
 
@@ -93,8 +92,7 @@ def _now(template: str, request: Request, current: Now) -> str:
         about=["renewed as it changes; without scripts, load it again"],
         tiles=(),
         now=current,
-        spent=seconds,
-        namespace=_namespace(request),
+        namespace=namespace_of(request),
     )
 
 
@@ -108,8 +106,7 @@ def latest(request: Request, listed: runs.RunList) -> str:
         listed=listed,
         when=when,
         hit_rate=hit_rate,
-        spent=seconds,
-        namespace=_namespace(request),
+        namespace=namespace_of(request),
     )
 
 
@@ -136,8 +133,7 @@ def run(request: Request, whole: runs.Run) -> str:
         listed=_LISTED,
         outcome=_outcome,
         when=when,
-        spent=seconds,
-        namespace=_namespace(request),
+        namespace=namespace_of(request),
     )
 
 
@@ -153,7 +149,6 @@ def miss(request: Request, explained: MissExplanation) -> str:
         tiles=(),
         explained=explained,
         when=when,
-        spent=seconds,
     )
 
 
@@ -190,7 +185,7 @@ def _percentiles(ready: list[float]) -> str:
     return f"graphs ready in {seconds(ready[0])}, 9 of 10 in {seconds(ready[1])}" if ready else ""
 
 
-def _namespace(request: Request) -> str:
+def namespace_of(request: Request) -> str:
     """The part of a link's query that keeps the namespace."""
     name = request.query_params.get("namespace", "")
     return f"namespace={name}" if name else ""

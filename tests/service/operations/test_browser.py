@@ -17,7 +17,9 @@ import httpx2
 import msgspec
 import pytest
 from service_parts import TOKEN, Running, compiled, graph, post
+from torchrelay.compiler.api import lowered
 from torchrelay.compiler.api.runs import GraphRecord, Outcome, RefusedOperator, RunRecord, TracedFunction
+from torchrelay.compiler.artifact import container
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("axe_playwright_python")
@@ -100,6 +102,16 @@ def show(chromium: Any, gateway: Running) -> Iterator[Any]:
 @pytest.fixture
 def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
     """Addresses of every kind of page, of a namespace in which what users can choose is hostile."""
+    gateway.pool.tuned = [(EVIL, 2)]
+    gateway.pool.unverified = EVIL
+    gateway.pool.members = {
+        container.LIBRARIES: msgspec.msgpack.encode([([], f"// {EVIL}\nint main() {{}}\n", EVIL)]),
+        lowered.MEMBER: msgspec.msgpack.encode(
+            lowered.Lowering(
+                [lowered.LoweredLevel("joint", [lowered.LoweredPart(name=EVIL, text=EVIL)], EVIL)]
+            )
+        ),
+    }
     compiled(http, graph(1))
     compiled(http, graph(2))
     key, missed = gateway.pool.calls[-2:]
@@ -138,6 +150,9 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         "run": f"runs/{runs[0]}",
         "compared": f"runs/{runs[-1]}?with={runs[0]}",
         "miss": f"misses/{missed}",
+        "artifacts": "artifacts",
+        "artifact": f"artifacts/{key}",
+        "code": f"artifacts/{key}/code",
         "docs": "docs",
         "sign-in": "sign-in",
         "error": f"runs/{'0' * 16}",
@@ -233,6 +248,31 @@ def test_pages_work_without_scripts_and_by_the_keyboard(show: Any, paths: dict[s
     shown.page.keyboard.press("Enter")
     shown.page.wait_for_url("**/runs")
     assert shown.page.text_content("h1") == "Runs"
+
+
+def test_an_administrator_pins_downloads_and_removes_an_artifact(
+    show: Any, paths: dict[str, str], http: httpx2.Client, tmp_path: Path
+) -> None:
+    shown, key = show(), paths["artifact"].partition("/")[2]
+    page = shown.page
+    shown.open(paths["run"])
+    shown.sign_in()
+    shown.follow(page.locator(f"a[href$='{key}']").first)
+    shown.follow("button[value=pin]")
+    assert page.locator("text=pinned: never evicted").count() == 1
+    assert http.get(f"/v1/cache/{key}").json()["entry"]["pinned"]
+    with page.expect_download() as started:
+        page.click("text=Download")
+    started.value.save_as(tmp_path / "artifact")
+    assert (tmp_path / "artifact").read_bytes() == http.get(f"/v1/artifacts/{key}").content
+    shown.follow("a[href$='/code']")
+    assert EVIL.replace("\u202e", "\ufffd") in page.text_content("pre")
+    shown.follow(f"text=artifact {key[:12]}")
+    shown.follow("button[value=unpin]")
+    shown.follow("button[value=remove]")
+    assert page.url.endswith("/artifacts") and key[:12] not in page.text_content("main")
+    assert http.get(f"/v1/cache/{key}").status_code == 404
+    assert shown.problems == []
 
 
 def test_the_hours_of_a_year_are_downloaded(show: Any, paths: dict[str, str], tmp_path: Path) -> None:

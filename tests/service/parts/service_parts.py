@@ -93,6 +93,8 @@ class ArtifactPool:
         self.idle: int | None = 1000
         """How many compiles it does at once; None: it has no such worker."""
         self.member_bytes = member_bytes
+        self.members: dict[str, bytes] = {}
+        """More of these in each artifact."""
         self.errors: list[Exception] = []
         self.calls: list[str] = []
         self.namespaces: list[str] = []
@@ -241,7 +243,7 @@ class ArtifactPool:
         if self.errors:
             raise self.errors.pop(0)
         on_progress("inductor", "1 kernel")
-        files = {"code.py": os.urandom(self.member_bytes)}
+        files = {"code.py": os.urandom(self.member_bytes), **self.members}
         manifest = manifest_of(
             key,
             files,
