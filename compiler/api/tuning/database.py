@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from ...tuning.history import TunedProblem
 from ...tuning.queries import ENTRY_LIMIT
 from ...tuning.records import TuningEntry
+from .jobs import TuneJob
 
 
 class TuningsReply(Struct, frozen=True):
@@ -15,6 +17,16 @@ class TuningsReply(Struct, frozen=True):
 
     entries: list[TuningEntry]
     next: str
+
+
+class Kernels(Struct, frozen=True):
+    """Answer of `GET /kernels`: the tuning jobs, the newest first, and the problems whose winners were used last. read:
+    how many winners were looked at, of `known`."""
+
+    jobs: list[TuneJob]
+    problems: list[TunedProblem]
+    read: int
+    known: int
 
 
 class TuningsRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

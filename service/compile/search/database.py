@@ -7,6 +7,7 @@ kernel. Past a limit the least recently used go.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
@@ -156,6 +157,16 @@ class TuningDatabase(_FirstEntries[TuningEntry]):
         following, fields = await self._redis.hscan(self._keys[0], cursor, count=count)
         entries = [self._decoded(data) for data in fields.values()]
         return [entry for entry in entries if entry is not None], int(following)
+
+    async def last_used(self, count: int) -> tuple[list[TuningEntry], int]:
+        """At most `count` entries, the last used first, and how many there are. They do not count as used."""
+        entries, used = self._keys
+        fields = [field.decode() for field in await self._redis.zrevrange(used, 0, count - 1)]
+        stored: list[bytes | None] = []
+        for start in range(0, len(fields), _BATCH):
+            stored += await self._redis.hmget(entries, fields[start : start + _BATCH])
+        decoded = await asyncio.to_thread(lambda: [self._decoded(data) for data in stored])
+        return [each for each in decoded if each is not None], await self._redis.hlen(entries)
 
     def _are_of_one(self, entry: TuningEntry, other: TuningEntry) -> bool:
         return (entry.place, entry.problem) == (other.place, other.problem)

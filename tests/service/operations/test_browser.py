@@ -20,6 +20,7 @@ from service_parts import TOKEN, Running, compiled, graph, post
 from torchrelay.compiler.api import lowered
 from torchrelay.compiler.api.runs import GraphRecord, Outcome, RefusedOperator, RunRecord, TracedFunction
 from torchrelay.compiler.artifact import container
+from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Problem, Timing, TuningEntry
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("axe_playwright_python")
@@ -138,6 +139,18 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         rank=0,
         launch="none/0/h/29500/2",
     )
+    place = DeviceEnvironment(EVIL, EVIL, "", "2.13.0", "", "")
+    side = Operand("float32", (64, 64), (64, 1))
+    winners = [
+        TuningEntry(
+            problem=Problem("mm", (side, side), side, (("arg", EVIL),)),
+            place=msgspec.structs.replace(place, torch=torch),
+            winner=Timing(EVIL, milliseconds, milliseconds, milliseconds, 9),
+            candidates=3,
+        )
+        for torch, milliseconds in (("2.11.0", 1.0), (EVIL, 2.0))
+    ]
+    http.post("/v1/tunings", content=msgspec.json.encode({"entries": winners})).raise_for_status()
     runs = [
         http.post("/v1/runs", content=msgspec.json.encode(each)).json()["run"]
         for each in (told, msgspec.structs.replace(told, rank=1), told)
@@ -153,6 +166,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         "artifacts": "artifacts",
         "artifact": f"artifacts/{key}",
         "code": f"artifacts/{key}/code",
+        "kernels": "kernels",
         "docs": "docs",
         "sign-in": "sign-in",
         "error": f"runs/{'0' * 16}",
