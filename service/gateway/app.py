@@ -24,7 +24,7 @@ from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
 from .http.page_bodies import page_response
 from .pages import artifacts as artifact_pages
-from .pages import kernels
+from .pages import jobs, kernels
 from .pages import routes as pages
 from .pages.views import described
 from .parts import GatewayParts
@@ -57,6 +57,7 @@ ROUTERS = tuple(
         pages,
         artifact_pages,
         kernels,
+        jobs,
     )
 )
 

@@ -57,6 +57,8 @@ class GatewayTenant(TenantParts):
         self.now: Recent[Now] = Recent(NOW_SECONDS)
         self.parts_of_now: dict[tuple[bool, str], Recent[ServerEvent]] = {}
         """The same as HTML, by whether hosts are shown, and which namespace the links of the page name."""
+        self.parts_of_jobs: dict[tuple[str, int, str, str], Recent[ServerEvent]] = {}
+        """By job, rank, text and namespace."""
         self.overviews: dict[Period, Recent[Overview]] = {
             period: Recent(_OVERVIEW_SECONDS) for period in get_args(Period)
         }

@@ -10,7 +10,7 @@ import msgspec
 from ....compiler.api.html.page import bytes_of, plural
 from ....compiler.api.training import events
 from ....compiler.api.training.jobs import CompileCounts
-from ...reports.training.summary import COUNTED
+from ....compiler.api.training.series import COUNTED
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Control sequences of a terminal (ECMA-48): CSI, OSC, and escapes of one character."""

@@ -1,27 +1,17 @@
-"""Pictures of a training job: lines over steps, memory over time, the time of each step."""
+"""Pictures of a profiled training job: memory over time, the time of each step."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
-from ....compiler.api.html import svg
-from ....compiler.api.html.page import bytes_of, milliseconds, number
-from ....compiler.api.html.svg import Axis, Picture, Shape, shape
+from ....compiler.api.html import series
+from ....compiler.api.html.page import bytes_of, milliseconds
+from ....compiler.api.html.svg import Axis, Picture, shape
 from ..profiling.memory_timeline import CATEGORIES, MemoryTimeline
 from ..profiling.summary import ProfileSummary
-from .summary import Line, MetricSeries
 
-_WIDTH, _HEIGHT = 560, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, _WIDTH - 16, 12, _HEIGHT - 26
-"""Pixels of the plot in the picture."""
-_DRAWN = 240
-"""Parts of a line; a line with many more points is drawn as the least and the greatest of each part."""
 _COLUMNS = 40
 """The last steps of a profile that are drawn."""
-_SEPARATE = 6
-"""Up to this many ranks have a line each; more are drawn as their range and their mean."""
 MEMORY_NAMES = {name: name for name in CATEGORIES} | {"optimizer": "optimizer state", "before": "from before"}
 TIME_NAMES = {
     "computation": "computation",
@@ -31,49 +21,14 @@ TIME_NAMES = {
 }
 """Parts of a step's time: fields of ProfiledStep, in the order in which they are drawn."""
 
-Format = Callable[[float], str]
-
-
-def lines(series: MetricSeries, *, restarts: Sequence[int] = (), checkpoints: Sequence[int] = ()) -> Picture:
-    """A series over steps. restarts: steps after which ranks started again. checkpoints: steps of complete ones."""
-    steps = [step for line in series.lines.values() for step, _ in line]
-    first, last = min(steps), max(steps)
-    x = Axis(first, max(last, first + 1), _LEFT, _RIGHT)
-    y = Axis(*_range([value for line in series.lines.values() for _, value in line]), _BOTTOM, _TOP)
-    formatted = format_of_unit(series.unit)
-    shapes = [*_levels(x, y, formatted), *_scale(x, "step")]
-    for step in restarts:
-        title = f"ranks started again after step {step}"
-        shapes.append(shape("line", "mark restart", x1=x(step), x2=x(step), y1=_TOP, y2=_BOTTOM, title=title))
-    for step in checkpoints:
-        if first <= step <= last:
-            triangle = f"M{x(step):.1f} {_BOTTOM} l-4 7 h8 z"
-            shapes.append(shape("path", "mark kept", d=triangle, title=f"checkpoint of step {step}"))
-    if len(series.lines) > _SEPARATE:
-        shapes += _band(series, x, y, formatted)
-    else:
-        for rank, (color, name) in zip(sorted(series.lines), ranks_drawn(series), strict=True):
-            shapes.append(_line(series.lines[rank], x, y, color, name, formatted))
-    return _picture(f"{series.name.replace('_', ' ')} over {len(set(steps))} steps", shapes)
-
-
-def ranks_drawn(series: MetricSeries) -> list[tuple[str, str]]:
-    """(color, name) of each line."""
-    if len(series.lines) > _SEPARATE:
-        return [("kind0", f"mean and range of {len(series.lines)} ranks")]
-    return [
-        (f"kind{place % 6}", "all ranks" if rank < 0 else f"rank {rank}")
-        for place, rank in enumerate(sorted(series.lines))
-    ]
-
 
 def memory(timeline: MemoryTimeline) -> Picture:
     """What the device's memory is used for, over the profiled steps."""
     top = max([timeline.peak, *(sum(point.bytes) for point in timeline.points)]) or 1
     near_limit = timeline.limit and timeline.limit <= 1.6 * top
-    x = Axis(0.0, max(timeline.points[-1].at, 1.0) / 1000, _LEFT, _RIGHT)
-    y = Axis(0.0, (timeline.limit if near_limit else top) * 1.05, _BOTTOM, _TOP)
-    shapes = [*_levels(x, y, bytes_of), *_scale(x, "ms")]
+    x = Axis(0.0, max(timeline.points[-1].at, 1.0) / 1000, series.LEFT, series.RIGHT)
+    y = Axis(0.0, (timeline.limit if near_limit else top) * 1.05, series.BOTTOM, series.TOP)
+    shapes = [*series.levels(x, y, bytes_of), *series.scale(x, "ms")]
     for place, category in reversed(list(enumerate(CATEGORIES))):
         if any(point.bytes[place] for point in timeline.points):
             totals = [(x(point.at / 1000), y(sum(point.bytes[: place + 1]))) for point in timeline.points]
@@ -82,21 +37,23 @@ def memory(timeline: MemoryTimeline) -> Picture:
             shapes.append(shape("path", f"area {category}", d=_stairs(totals), title=title))
     if near_limit:
         level, title = y(timeline.limit), f"all of the device: {bytes_of(timeline.limit)}"
-        shapes.append(shape("line", "mark restart", x1=_LEFT, x2=_RIGHT, y1=level, y2=level, title=title))
+        shapes.append(
+            shape("line", "mark restart", x1=series.LEFT, x2=series.RIGHT, y1=level, y2=level, title=title)
+        )
     title = f"peak: {bytes_of(timeline.peak)}"
     shapes.append(
         shape("circle", "peak", cx=x(timeline.peak_at / 1000), cy=y(timeline.peak), r=4, title=title)
     )
-    return _picture(f"memory of {timeline.device}, at most {bytes_of(timeline.peak)}", shapes)
+    return series.picture(f"memory of {timeline.device}, at most {bytes_of(timeline.peak)}", shapes)
 
 
 def steps(summary: ProfileSummary) -> Picture:
     """The time of each profiled step as a column of its parts."""
     shown = summary.steps[-_COLUMNS:]
-    x = Axis(0.0, float(len(shown)), _LEFT, _RIGHT)
-    y = Axis(0.0, max(step.duration for step in shown) / 1e3 * 1.06, _BOTTOM, _TOP)
+    x = Axis(0.0, float(len(shown)), series.LEFT, series.RIGHT)
+    y = Axis(0.0, max(step.duration for step in shown) / 1e3 * 1.06, series.BOTTOM, series.TOP)
     width = (x(1) - x(0)) * 0.72
-    shapes = _levels(x, y, format_of_unit("ms"))
+    shapes = series.levels(x, y, series.format_of_unit("ms"))
     for place, step in enumerate(shown):
         middle, low = x(place + 0.5), 0.0
         for kind in TIME_NAMES:
@@ -116,110 +73,15 @@ def steps(summary: ProfileSummary) -> Picture:
                 )
                 low += took
         if place % max(len(shown) // 10, 1) == 0:
-            shapes.append(shape("text", "tick", x=middle, y=_HEIGHT - 6, text=str(step.number)))
-    return _picture(f"time of {len(shown)} steps", shapes)
-
-
-def format_of_unit(unit: str) -> Format:
-    """How a value of a unit is written."""
-    if unit == "B":
-        return bytes_of
-    if unit == "ms":
-        return lambda value: milliseconds(value) if value else "0"
-    if unit == "s":
-        in_milliseconds = format_of_unit("ms")
-        return lambda value: in_milliseconds(value * 1e3) if abs(value) < 1 else f"{number(value)} s"
-    return number
-
-
-# --- parts -------------------------------------------------------------------------------------------------
-
-
-def _picture(label: str, shapes: Sequence[Shape]) -> Picture:
-    return Picture("chart", label, _WIDTH, _HEIGHT, shapes)
-
-
-def _levels(x: Axis, y: Axis, formatted: Format) -> list[Shape]:
-    """Horizontal lines with their values."""
-    ticks = marks(y.low, y.high, 4, binary=formatted is bytes_of)
-    return svg.grid(x, y, [], [(value, formatted(value)) for value in ticks])
-
-
-def _scale(x: Axis, unit: str) -> list[Shape]:
-    """Values below the plot; the last one with the unit."""
-    shapes = []
-    ticks = marks(x.low, x.high, 6, whole=unit == "step")
-    for value in ticks:
-        text = f"{value:,.6g} {unit}" if value == ticks[-1] else f"{value:,.6g}"
-        at, kind = x(value), "tick"
-        if at > _WIDTH - 60:
-            at, kind = min(at + 16, _WIDTH - 2), "side"
-        shapes.append(shape("text", kind, x=float(at), y=_HEIGHT - 6, text=text))
-    return shapes
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """With room above and below; from zero if the values are near it."""
-    low, high = min(values), max(values)
-    if low >= 0 and low <= 0.4 * high:
-        return 0.0, high * 1.06 or 1.0
-    room = (high - low) * 0.08 or abs(high) * 0.05 or 1.0
-    return low - room, high + room
-
-
-def marks(low: float, high: float, most: int, *, binary: bool = False, whole: bool = False) -> list[float]:
-    """Round numbers between them; binary: round as KiB, MiB, GiB; whole: without a fraction."""
-    unit = 1024.0 ** max(int(math.log(high or 1.0, 1024)), 0) if binary and high >= 1 else 1.0
-    span = ((high - low) or 1.0) / unit
-    size = 10.0 ** math.floor(math.log10(span / most))
-    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
-    step = unit * next(size * factor for factor in factors if span / (size * factor) <= most)
-    step = max(step, 1.0) if whole else step
-    first = math.ceil(low / step - 1e-9)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _line(line: Line, x: Axis, y: Axis, color: str, name: str, formatted: Format) -> Shape:
-    step, last = line[-1]
-    least = min(value for _, value in line)
-    title = f"{name}: {formatted(last)} at step {step}, at least {formatted(least)}"
-    if len(line) == 1:
-        return shape("circle", f"point {color}", cx=x(step), cy=y(last), r=4, title=title)
-    return shape("path", f"line {color}", d=svg.path(_thinned(line), x, y), title=title)
-
-
-def _band(series: MetricSeries, x: Axis, y: Axis, formatted: Format) -> list[Shape]:
-    """All ranks from the least to the greatest, and their mean."""
-    by_step: dict[int, list[float]] = defaultdict(list)
-    for line in series.lines.values():
-        for step, value in line:
-            by_step[step].append(value)
-    steps = sorted(by_step)
-    drawn = steps[:: max(len(steps) // _DRAWN, 1)]
-    upper = [(step, max(by_step[step])) for step in drawn]
-    lower = [(step, min(by_step[step])) for step in reversed(drawn)]
-    mean = [(step, sum(by_step[step]) / len(by_step[step])) for step in steps]
-    ranks = f"{len(series.lines)} ranks"
-    outline = f"{svg.path([*upper, *lower], x, y)} Z"
-    return [
-        shape("path", "band kind0", d=outline, title=f"{ranks}, least to greatest"),
-        _line(mean, x, y, "kind0", f"mean of {ranks}", formatted),
-    ]
-
-
-def _thinned(line: Line) -> Line:
-    if len(line) <= 2 * _DRAWN:
-        return line
-    size = math.ceil(len(line) / _DRAWN)
-    drawn: Line = []
-    for start in range(0, len(line), size):
-        part = line[start : start + size]
-        drawn += sorted({min(part, key=lambda each: each[1]), max(part, key=lambda each: each[1])})
-    return drawn if drawn[-1] == line[-1] else [*drawn, line[-1]]
+            shapes.append(shape("text", "tick", x=middle, y=series.HEIGHT - 6, text=str(step.number)))
+    return series.picture(f"time of {len(shown)} steps", shapes)
 
 
 def _stairs(points: Iterable[tuple[float, float]]) -> str:
     """The area below a line in steps; in pixels."""
     (left, first), *rest = points
     steps = " ".join(f"H{x:.1f} V{y:.1f}" for x, y in rest)
-    return f"M{left:.1f} {first:.1f} {steps} H{_RIGHT:.1f} L{_RIGHT:.1f} {_BOTTOM:.1f} L{_LEFT:.1f} {_BOTTOM:.1f} Z"
+    right, bottom = series.RIGHT, series.BOTTOM
+    return (
+        f"M{left:.1f} {first:.1f} {steps} H{right:.1f} L{right:.1f} {bottom:.1f} L{left:.1f} {bottom:.1f} Z"
+    )

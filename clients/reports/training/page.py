@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ....compiler.api.html.page import Tile, milliseconds, number, plural, seconds
+from ....compiler.api.html.series import chart
+from ....compiler.api.training.series import MetricSeries
 from .. import html_page
 from ..profiling.summary import ProfileSummary
 from . import charts
-from .summary import TITLES, MetricSeries, TrainingReport
+from .summary import TrainingReport
 
 _SHOWN = 12
 """Kernels or operators of a rank; the rest can be unfolded."""
@@ -40,12 +42,10 @@ def page(report: TrainingReport) -> str:
         listed=_LISTED,
         ranks=_ranks,
         marks=_marks(report),
-        lines=lambda series: charts.lines(
-            series, restarts=_restarts(report), checkpoints=_checkpoints(report)
-        ),
-        ranks_drawn=charts.ranks_drawn,
-        series_last=_series_last,
-        series_title=_series_title,
+        series=[
+            chart(series, restarts=_restarts(report), checkpoints=_checkpoints(report))
+            for series in report.series
+        ],
         time_names=charts.TIME_NAMES,
         time_shares=_time_shares,
         phase_shares=[(color, f"{name}: {seconds(took)}", took / total) for color, name, took in phases],
@@ -110,15 +110,6 @@ def _checkpoints(report: TrainingReport) -> list[int]:
 def _marks(report: TrainingReport) -> list[str]:
     marks = {"dashed: ranks started again": _restarts(report), "triangles: checkpoints": _checkpoints(report)}
     return [text for text, steps in marks.items() if steps]
-
-
-def _series_title(series: MetricSeries) -> str:
-    title = TITLES.get(series.name) or series.name[:60]
-    return f"{title} ({series.unit})" if series.name == "throughput" else title
-
-
-def _series_last(series: MetricSeries) -> str:
-    return "" if series.last is None else charts.format_of_unit(series.unit)(series.last)
 
 
 # --- shares of time ----------------------------------------------------------------------------------------

@@ -29,10 +29,7 @@ def page(request: Request, kernels: Kernels) -> str:
         "kernels.html",
         request,
         title="Kernels",
-        about=[
-            plural(kernels.known, "winner") + " known",
-            f"the {kernels.read} used last were looked at" if kernels.read < kernels.known else "",
-        ],
+        about=[plural(kernels.known, "winner") + f" known, the {kernels.read} used last were looked at"],
         tiles=(),
         kernels=kernels,
         shown=kernels.problems[:_SHOWN],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-import zlib
 
 from fastapi import Request
 from msgspec.structs import replace
@@ -15,7 +13,7 @@ from ...base.async_tasks import Recent
 from ..http.event_stream import ServerEvent
 from ..parts import NOW_SECONDS, GatewayParts, GatewayTenant
 from ..routes.health import ready_parts
-from . import views
+from . import live, views
 
 
 async def read_now(gateway: GatewayParts, grant: Grant, tenant: GatewayTenant) -> Now:
@@ -32,10 +30,8 @@ async def part_of_now(
     """The part of the page that changes, made once for all who look at the same within a second. Raises RedisError."""
 
     async def make() -> ServerEvent:
-        found = await read_now(gateway, grant, tenant)
-        html = await asyncio.to_thread(views.now_part, request, found)
-        data = html.replace("\n", "\ndata: ").encode()
-        return ServerEvent("", f"{zlib.crc32(data)}-0", data)
+        current = await read_now(gateway, grant, tenant)
+        return await live.part(lambda: views.now_part(request, current))
 
     seen = (grant.everywhere, request.query_params.get("namespace", ""))
     return await tenant.parts_of_now.setdefault(seen, Recent(NOW_SECONDS)).get(make)

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace as replace_dataclass
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -30,12 +26,11 @@ from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import DEFAULT_NAMESPACE
 from ..http.authentication import authenticated
 from ..http.errors import documented, error_response
-from ..http.event_stream import ReadEvents, ServerEvent
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, check_own_form, for_browsers, sign_in_page
 from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
-from . import views
+from . import live, views
 from .now import part_of_now, read_now
 
 router = JsonRouter("runs")
@@ -44,12 +39,9 @@ RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
 _FORM_BYTES = 16 << 10
 _FORM_SECONDS = 10.0
 _PAGE = re.compile(
-    r"(overview|now|runs|misses|artifacts|kernels)(/[0-9a-f]{1,64}(/code)?)?(\?[A-Za-z0-9=&._-]{0,200})?"
+    r"(overview|now|runs|misses|artifacts|kernels|jobs)(/[0-9a-f]{1,64}(/code)?)?(\?[A-Za-z0-9=&._-]{0,200})?"
 )
 _YEAR_SECONDS = 365 * 86400
-_LIVE_SECONDS = 2.0
-_STREAM_SECONDS = 60.0
-"""How often a live page looks whether anything has changed."""
 _SHOWN = 10
 """Latest runs, and slowest misses, of the overview."""
 
@@ -113,20 +105,8 @@ async def now(gateway: Gateway, grant: Reader, tenant: ReaderTenant) -> Now:
 async def now_events(
     request: Request, gateway: Gateway, grant: Reader, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
-    """The part of the page that changes, as often as it does: events without a name, each of which is HTML. The stream
-    ends after _STREAM_SECONDS: the browser asks again, and its token is checked again."""
-    ends = time.monotonic() + _STREAM_SECONDS
-
-    @asynccontextmanager
-    async def reader() -> AsyncIterator[ReadEvents]:
-        async def read(after: str) -> tuple[list[ServerEvent], bool]:
-            part = await part_of_now(request, gateway, grant, tenant)
-            return [part] if part.id != after else [], time.monotonic() > ends
-
-        yield read
-
-    streams = replace_dataclass(gateway.event_streams, keepalive_seconds=_LIVE_SECONDS)
-    return streams.response(request, reader(), "", last_event_id)
+    """The part of the page that changes, as often as it does."""
+    return live.parts(request, gateway, lambda: part_of_now(request, gateway, grant, tenant), last_event_id)
 
 
 @router.json("GET", "/runs", "The latest runs", page=views.latest)

@@ -31,7 +31,8 @@ _tuner, _tuner_tenant = _role("tune")
 _trainer, _trainer_tenant = _role("train")
 
 
-def _check_training(gateway: Gateway) -> None:
+def check_training(gateway: Gateway) -> None:
+    """Raises Forbidden where the settings allow no training jobs."""
     if not gateway.settings.training:
         raise Forbidden(
             "this service runs no training jobs", hint="Its owner can set TORCHRELAY_SERVICE_TRAINING=1"
@@ -48,7 +49,7 @@ Tuner = Annotated[Grant, _tuner]
 TunerTenant = Annotated[GatewayTenant, _tuner_tenant]
 Trainer = Annotated[Grant, _trainer]
 TrainerTenant = Annotated[GatewayTenant, _trainer_tenant]
-TrainingOn = Depends(_check_training)
+TrainingOn = Depends(check_training)
 """A route that starts a training job: refused where the settings do not allow them."""
 Admin = Annotated[Grant, _admin]
 AdminTenant = Annotated[GatewayTenant, _admin_tenant]

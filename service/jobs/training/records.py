@@ -138,6 +138,22 @@ class TrainingJobs(DurableJobs[TrainJob, TrainingJobRecord]):
         newest = event_number(recent[-1][0]) if recent else after
         return found, (newest if newest > after else None)
 
+    async def latest(self, job: str, what: Series, count: int) -> list[NumberedEvent]:
+        """The newest `count` entries, in their order; of those in the blob store at most _SEGMENTS segments. Raises
+        NotFound, Unavailable."""
+        await self.job(job)
+        # Redis first: entries that move meanwhile are found in a segment, and again
+        recent = await self._redis.xrevrange(self._keys.part(job, what), "+", "-", count=count)
+        entries = {each.number: each for each in await asyncio.to_thread(_of_stream, recent, 0, -1)}
+        for first, last in sorted(await self._segments(job, what), reverse=True)[:_SEGMENTS]:
+            if len(entries) >= count:
+                break
+            data = await self._store.segment(job, what, first, last)
+            if data is not None:
+                older = await asyncio.to_thread(_of_segment, data, 0, -1)
+                entries |= {each.number: each for each in older}
+        return [each for _, each in sorted(entries.items())[-count:]]
+
     async def archive(self, job: str, lease: str, *, everything: bool = False) -> None:
         """Move series that have grown long, or all entries, to the blob store. Nothing happens where the job's lease is
         another. Raises Unavailable."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,12 @@ import pytest
 from service_parts import TOKEN, Running, compiled, graph, post
 from torchrelay.compiler.api import lowered
 from torchrelay.compiler.api.runs import GraphRecord, Outcome, RefusedOperator, RunRecord, TracedFunction
+from torchrelay.compiler.api.training.events import JobNote
+from torchrelay.compiler.api.training.node_messages import node_job_id
 from torchrelay.compiler.artifact import container
 from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Problem, Timing, TuningEntry
+from training_parts import TrainingPool, begun
+from waiting import wait_until
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("axe_playwright_python")
@@ -251,6 +255,39 @@ def test_a_page_renews_itself(
     shown.page.wait_for_selector(f"#now code:has-text('{key[:12]}')")
     shown.page.wait_for_selector("#now >> text=None runs or waits.")
     assert shown.problems == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_jobs_page_renews_itself_is_accessible_and_stops_the_job(
+    chromium: Any, start_gateway: Callable[..., Running], tmp_path: Path, size: str
+) -> None:
+    pool = TrainingPool(tmp_path, pace=0.3)
+    pool.says, pool.inserted = [EVIL], [JobNote(level="warning", text=EVIL, rank=1)]
+    gateway = start_gateway(pool)
+    with gateway.http() as http:
+        done = begun(http, capture=False, name=EVIL.replace("\u202e", ""))
+        wait_until(lambda: bool(pool.engine(node_job_id("default", done)).turns), seconds=20)
+        pool.pace = 60.0
+        open_one = begun(http, capture=False)
+    context = chromium.new_context(viewport=SIZES[size])
+    shown = Shown(context, gateway)
+    page = shown.page
+    shown.open(f"jobs/{done}")
+    shown.sign_in()
+    page.wait_for_selector("#job pre:has-text('step 3')")
+    page.wait_for_selector(".tiles strong:has-text('done')")
+    text = EVIL.replace("\u202e", "\ufffd")
+    assert text in page.text_content("pre") and text[:-1] in page.text_content("h1")
+    for path in (f"jobs/{done}", "jobs", f"jobs/{open_one}"):
+        shown.open(path)
+        if folder := os.environ.get("RELAY_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"{path.partition('/')[0]}-{path[-4:]}-{size}.png", full_page=True)
+        assert shown.violations() == []
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    shown.follow("text=Stop")
+    page.wait_for_selector(".tiles strong:has-text('cancelled')")
+    assert shown.problems == []
+    context.close()
 
 
 def test_pages_work_without_scripts_and_by_the_keyboard(show: Any, paths: dict[str, str]) -> None:

@@ -12,10 +12,9 @@ from kineto import ADD, ALL_REDUCE, GEMM, Trace
 from torchrelay.clients.reports.profiling import kineto_trace as traces
 from torchrelay.clients.reports.profiling.memory_timeline import TensorSnapshot
 from torchrelay.clients.reports.profiling.summary import ProfileContext, ProfileSummary, summarize
-from torchrelay.clients.reports.training import charts
 from torchrelay.clients.reports.training import page as training_page
 from torchrelay.clients.reports.training import summary as training_summary
-from torchrelay.clients.reports.training.summary import MetricSeries
+from torchrelay.compiler.api.html import series
 from torchrelay.compiler.api.html.svg import Picture, Shape
 from torchrelay.compiler.api.training.events import (
     CheckpointEvent,
@@ -29,6 +28,7 @@ from torchrelay.compiler.api.training.events import (
     TrainEvent,
 )
 from torchrelay.compiler.api.training.jobs import CompileCounts, TrainJob, TrainSpec
+from torchrelay.compiler.api.training.series import Line, MetricSeries
 
 EVIL = "<script>alert('x')</script>\"&\u202e"
 JOB = TrainJob(
@@ -279,8 +279,8 @@ def shapes(picture: Picture, kind: str) -> list[Shape]:
 
 
 def test_many_ranks_are_a_band_and_their_mean() -> None:
-    few = charts.lines(MetricSeries("loss", "", {rank: [(0, 1.0), (1, 2.0)] for rank in range(6)}))
-    many = charts.lines(MetricSeries("loss", "", {rank: [(0, 1.0), (1, 2.0)] for rank in range(64)}))
+    few = series.lines(MetricSeries("loss", "", {rank: [(0, 1.0), (1, 2.0)] for rank in range(6)}))
+    many = series.lines(MetricSeries("loss", "", {rank: [(0, 1.0), (1, 2.0)] for rank in range(64)}))
     assert (len(shapes(few, "line")), len(shapes(few, "band"))) == (6, 0)
     assert (len(shapes(many, "line")), len(shapes(many, "band"))) == (1, 1)
 
@@ -289,7 +289,7 @@ def test_a_long_line_keeps_its_least_and_greatest() -> None:
     values = [(step, 1.0) for step in range(100_000)]
     values[77_777] = (77_777, 9.0)
     values[33_333] = (33_333, -5.0)
-    (line,) = shapes(charts.lines(MetricSeries("loss", "", {0: values})), "line")
+    (line,) = shapes(series.lines(MetricSeries("loss", "", {0: values})), "line")
     path = str(line.attributes["d"])
     assert len(path) < 20_000
     heights = {float(pair.split(" ")[1]) for pair in path.removeprefix("M").split(" L")}
@@ -299,8 +299,8 @@ def test_a_long_line_keeps_its_least_and_greatest() -> None:
 @pytest.mark.parametrize(
     "line", [[(5, 2.0)], [(0, 0.0), (1, 0.0)], [(0, -1e-9), (9, 1e12)], [(3, 7.0), (4, 7.0)]]
 )
-def test_any_line_can_be_drawn(line: training_summary.Line) -> None:
-    picture = charts.lines(MetricSeries("x", "B", {0: line}), restarts=[4], checkpoints=[0, 3])
+def test_any_line_can_be_drawn(line: Line) -> None:
+    picture = series.lines(MetricSeries("x", "B", {0: line}), restarts=[4], checkpoints=[0, 3])
     assert len(shapes(picture, "mark")) >= 1
     assert "nan" not in str(picture) and "inf" not in str(picture)
 
@@ -315,12 +315,12 @@ def test_any_line_can_be_drawn(line: training_summary.Line) -> None:
     ],
 )
 def test_marks_are_round(low: float, high: float, binary: bool, expected: list[float]) -> None:
-    assert charts.marks(low, high, 4, binary=binary) == pytest.approx(expected)
+    assert series.marks(low, high, 4, binary=binary) == pytest.approx(expected)
 
 
 def test_steps_are_marked_by_whole_numbers() -> None:
-    assert charts.marks(0, 14, 6, whole=True) == [0, 5, 10]
-    assert charts.marks(7, 8, 6, whole=True) == [7, 8]
+    assert series.marks(0, 14, 6, whole=True) == [0, 5, 10]
+    assert series.marks(7, 8, 6, whole=True) == [7, 8]
 
 
 @pytest.mark.parametrize(

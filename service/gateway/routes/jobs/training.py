@@ -28,6 +28,7 @@ from ....jobs.training.records import Series
 from ...http.errors import documented
 from ...http.event_stream import event_stream_responses
 from ...http.json_routes import JsonRouter, binary_content
+from ...http.page_bodies import for_browsers
 from ...parts import GatewayTenant, gateway_of
 from ..parameters import Gateway, Reader, ReaderTenant, Trainer, TrainerTenant, TrainingOn
 from .durable_jobs import LastEventNumber, job_events
@@ -158,6 +159,7 @@ async def files(job: Job, tenant: ReaderTenant) -> TrainFilesReply:
     summary="One of a training job's files",
     responses={**documented(), 200: {"description": "Its bytes", "content": binary_content(_BYTES)}},
 )
+@for_browsers
 async def file(job: Job, name: FileName, tenant: ReaderTenant) -> Response:
     found, pieces = await tenant.training_jobs.file(job, name)
     headers = {
