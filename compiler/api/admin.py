@@ -271,3 +271,14 @@ class AuditReply(Struct, frozen=True):
 
     entries: list[AuditEntry]
     next: str
+
+
+class Administration(Struct, frozen=True, kw_only=True):
+    """Answer of `GET /administration`. keys: for the service's owner. next: the `before` of the audit log's next page;
+    '' after the last."""
+
+    tokens: list[TokenRecord]
+    namespaces: list[NamespaceReply]
+    keys: KeysReply | None
+    entries: list[AuditEntry]
+    next: str

@@ -23,8 +23,8 @@ from .http import errors
 from .http.access_log import AccessLog
 from .http.json_routes import SCHEMA_REFERENCE
 from .http.page_bodies import page_response
+from .pages import administration, jobs, kernels
 from .pages import artifacts as artifact_pages
-from .pages import jobs, kernels
 from .pages import routes as pages
 from .pages.views import described
 from .parts import GatewayParts
@@ -58,6 +58,7 @@ ROUTERS = tuple(
         artifact_pages,
         kernels,
         jobs,
+        administration,
     )
 )
 

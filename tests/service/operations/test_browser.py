@@ -160,6 +160,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         for each in (told, msgspec.structs.replace(told, rank=1), told)
     ]
     http.post("/v1/report", json={"reason": "unsupported"})
+    http.post("/v1/tokens", json={"name": "alice", "roles": ["read", "compile"]}).raise_for_status()
     return {
         **{f"overview-{period}": f"overview?period={period}" for period in ("day", "year")},
         "now": "now",
@@ -171,6 +172,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         "artifact": f"artifacts/{key}",
         "code": f"artifacts/{key}/code",
         "kernels": "kernels",
+        "administration": "administration",
         "docs": "docs",
         "sign-in": "sign-in",
         "error": f"runs/{'0' * 16}",
@@ -281,7 +283,9 @@ def test_a_jobs_page_renews_itself_is_accessible_and_stops_the_job(
     for path in (f"jobs/{done}", "jobs", f"jobs/{open_one}"):
         shown.open(path)
         if folder := os.environ.get("RELAY_SCREENSHOTS"):
-            page.screenshot(path=Path(folder) / f"{path.partition('/')[0]}-{path[-4:]}-{size}.png", full_page=True)
+            page.screenshot(
+                path=Path(folder) / f"{path.partition('/')[0]}-{path[-4:]}-{size}.png", full_page=True
+            )
         assert shown.violations() == []
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     shown.follow("text=Stop")
