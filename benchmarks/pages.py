@@ -31,7 +31,9 @@ from rich.table import Table
 from support import http_load
 from support.local_redis import redis_server
 from torchrelay.compiler.api.runs import GraphRecord, Outcome, RunRecord, TracedFunction
-from torchrelay.compiler.request import codec, key
+from torchrelay.compiler.request import codec
+from torchrelay.compiler.request import key as request_key
+from torchrelay.compiler.tuning.records import DeviceEnvironment, Operand, Problem, Timing, TuningEntry
 from torchrelay.service.storage.redis.keys import Keys
 
 DAY = 86400
@@ -60,10 +62,11 @@ def main() -> None:
     ):
         request = gateway.graph(50_000)
         body = codec.pack_request(request)
-        artifact = gateway.fill(client, key.key_of(request), body)
+        artifact = gateway.fill(client, request_key.key_of(request), body)
         fill_figures(direct)
         fill_artifacts(direct, args.artifacts)
-        pages = measure(client, args)
+        fill_winners(client)
+        pages = measure(client, args, request_key.key_of(request))
         hits = http_load.Load(running.port, gateway.request_for(body), len(artifact))
         watch(hits, list(pages.values()), args)
 
@@ -97,7 +100,14 @@ def fill_artifacts(direct: redis.Redis, artifacts: int) -> None:
         for number in range(artifacts):
             name = f"{number:064x}"
             pipe.hset(
-                keys.index(name), mapping={"digest": name, "size": 1000, "place": "store", "seconds": 20}
+                keys.index(name),
+                mapping={
+                    "digest": name,
+                    "size": 1000,
+                    "place": "store",
+                    "seconds": 20,
+                    "created": number,
+                },
             )
             pipe.zadd(keys.lru, {name: number})
             pipe.hset(keys.sizes, name, 1000)
@@ -143,8 +153,24 @@ def view(port: int, pages: list[str], rate: float, looked: Any) -> None:
         looked.value += 1
 
 
-def measure(http: httpx2.Client, args: argparse.Namespace) -> dict[str, str]:
-    """The pages that were measured, by what they are."""
+def fill_winners(http: httpx2.Client) -> None:
+    """4,000 winners of searches, of two versions each."""
+    for first in range(0, 2000, 500):
+        entries = [
+            winner(number, torch) for number in range(first, first + 500) for torch in ("2.11.0", "2.13.0")
+        ]
+        http.post("/v1/tunings", content=msgspec.json.encode({"entries": entries})).raise_for_status()
+
+
+def winner(number: int, torch: str) -> TuningEntry:
+    side = Operand("bfloat16", (number + 1, 64), (64, 1))
+    time_of = Timing("triton_mm", 0.25, 0.24, 0.26, 40)
+    place = DeviceEnvironment("A GPU", "9.0", "580", torch, "3.6", "13.0")
+    return TuningEntry(problem=Problem("mm", (side, side), side), place=place, winner=time_of, candidates=9)
+
+
+def measure(http: httpx2.Client, args: argparse.Namespace, key: str) -> dict[str, str]:
+    """The pages that were measured, by what they are. key: of an artifact that is stored."""
     made = [msgspec.json.encode(run(random.randint(1, 40))) for _ in range(50)]
     bodies = (made * (args.runs // len(made) + 1))[: args.runs]
     told = [seconds(partial(tell, http, body)) for body in bodies]
@@ -158,6 +184,10 @@ def measure(http: httpx2.Client, args: argparse.Namespace) -> dict[str, str]:
         f"a run of {args.graphs:,} graphs": large,
         "the same, compared": f"{large}?with={job.rpartition('/')[2]}",
         f"a run of {args.ranks:,} ranks": job,
+        f"a list, of {args.artifacts:,} artifacts": "/artifacts",
+        "an artifact": f"/artifacts/{key}",
+        "kernels, 2,000 of 4,000 winners": "/kernels",
+        "administration": "/administration",
         "the API": "/docs",
     }
     table = Table(

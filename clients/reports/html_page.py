@@ -13,7 +13,7 @@ PAGE = "index.html"
 
 def render(template: str, /, **values: object) -> str:
     """The whole page. values: what the template names; functions may be among them."""
-    return page.render(Path(__file__).with_name("templates") / template, **values)
+    return page.render(Path(__file__).with_name("templates"), template, **values)
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:

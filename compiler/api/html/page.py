@@ -21,10 +21,10 @@ Tile = tuple[str, str, str]
 """Name, value, note."""
 
 
-def render(template: Path, /, **values: object) -> str:
-    """The whole page. values: what the template names; functions may be among them. stylesheet: where it is served;
-    without one it is part of the page."""
-    return _environment(template.parent).get_template(template.name).render(values)
+def render(folder: Path, template: str, /, **values: object) -> str:
+    """The whole page. template: its path in the folder. values: what it names; functions may be among them. stylesheet:
+    where it is served; without one it is part of the page."""
+    return _environment(folder).get_template(template).render(values)
 
 
 @functools.cache

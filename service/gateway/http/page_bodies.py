@@ -77,7 +77,7 @@ def rendered(template: str, request: Request, **values: object) -> str:
     """A page of TEMPLATES. Its links are relative, so that a proxy may put the gateway below a path."""
     up = "../" * (request.url.path.count("/") - 1)
     return render(
-        TEMPLATES / template, up=up, script=f"{up}{_SCRIPT}", stylesheet=f"{up}{_STYLESHEET}", **values
+        TEMPLATES, template, up=up, script=f"{up}{_SCRIPT}", stylesheet=f"{up}{_STYLESHEET}", **values
     )
 
 

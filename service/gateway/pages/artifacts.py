@@ -35,7 +35,7 @@ _FORM_SECONDS = 10.0
 
 def list_page(request: Request, listing: ArtifactList) -> str:
     return rendered(
-        "artifacts.html",
+        "artifacts/artifacts.html",
         request,
         title="Artifacts",
         about=["the last used first"],
@@ -50,7 +50,7 @@ def artifact_page(request: Request, whole: Artifact) -> str:
     entry, manifest = whole.entry, whole.manifest
     picture, stages = _stages(manifest)
     return rendered(
-        "artifact.html",
+        "artifacts/artifact.html",
         request,
         title=f"Artifact {entry.key[:12]}",
         about=[
@@ -71,7 +71,7 @@ def artifact_page(request: Request, whole: Artifact) -> str:
 
 def code_page(request: Request, read: ArtifactCode) -> str:
     return rendered(
-        "code.html",
+        "artifacts/code.html",
         request,
         title=f"Code of {read.key[:12]}",
         about=[plural(len(read.kernels), "C++ kernel")],

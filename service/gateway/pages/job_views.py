@@ -15,7 +15,7 @@ from .views import namespace_of, when
 
 def listed(request: Request, reply: TrainsReply) -> str:
     return rendered(
-        "jobs.html",
+        "jobs/jobs.html",
         request,
         title="Training jobs",
         about=["the newest first"],
@@ -27,12 +27,12 @@ def listed(request: Request, reply: TrainsReply) -> str:
 
 
 def job(request: Request, shown: ShownJob) -> str:
-    return _job("job.html", request, shown)
+    return _job("jobs/job.html", request, shown)
 
 
 def job_part(request: Request, shown: ShownJob) -> str:
     """The part of the page that changes."""
-    return _job("job_part.html", request, shown)
+    return _job("jobs/job_part.html", request, shown)
 
 
 def _job(template: str, request: Request, shown: ShownJob) -> str:

@@ -17,8 +17,8 @@ from .views import namespace_of, when
 
 router = JsonRouter("tuning")
 
-_READ = 4000
-"""Winners of one page, about 4 MiB."""
+_READ = 2000
+"""Winners of one page, about 2 MiB."""
 _SHOWN = 200
 """Problems of one page."""
 

@@ -62,7 +62,7 @@ def overview(request: Request, whole: Overview) -> str:
         ),
     ]
     return rendered(
-        "overview.html",
+        "runs/overview.html",
         request,
         title="Overview",
         about=[f"the last {whole.period}", f"{bytes_of(total.bytes_served)} served"],
@@ -77,12 +77,12 @@ def overview(request: Request, whole: Overview) -> str:
 
 
 def now(request: Request, current: Now) -> str:
-    return _now("now.html", request, current)
+    return _now("now/now.html", request, current)
 
 
 def now_part(request: Request, current: Now) -> str:
     """The part of the page that changes."""
-    return _now("now_part.html", request, current)
+    return _now("now/now_part.html", request, current)
 
 
 def _now(template: str, request: Request, current: Now) -> str:
@@ -98,7 +98,7 @@ def _now(template: str, request: Request, current: Now) -> str:
 
 def latest(request: Request, listed: runs.RunList) -> str:
     return rendered(
-        "runs.html",
+        "runs/runs.html",
         request,
         title="Runs",
         about=["the latest first", "kept for a month"],
@@ -119,7 +119,7 @@ def run(request: Request, whole: runs.Run) -> str:
         )
     graphs = list(shown.record.graphs) if shown else []
     return rendered(
-        "run.html",
+        "runs/run.html",
         request,
         title=summary.program or "python",
         about=[text for text in about if text],
@@ -142,7 +142,7 @@ def miss(request: Request, explained: MissExplanation) -> str:
     if explained.asked is not None:
         about.insert(0, f"missed {when(explained.asked)}")
     return rendered(
-        "miss.html",
+        "runs/miss.html",
         request,
         title=f"Why {explained.key[:12]} missed",
         about=about,
