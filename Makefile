@@ -14,7 +14,7 @@ SHARE ?= 0/1
 # Which versions, PyTorch's and maybe Python's: make test-versions VERSIONS="2.15 2.11@python3.12"
 VERSIONS ?=
 
-.PHONY: demo test test-all test-slow test-aarch64 test-versions test-gpu check flow bench clean
+.PHONY: demo test test-all test-slow test-aarch64 test-versions test-gpu check docs flow bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -75,6 +75,10 @@ $(VENV)/.browser: $(VENV)/.ready
 	  $(BIN)/python -m pip install -q playwright==1.65.2 && \
 	  $(BIN)/python -m pip install -q --no-deps axe-playwright-python==0.1.8; then touch $@; fi
 
+# Sphinx with MyST and furo, for the site of docs/. Without it the tests of the site skip.
+$(VENV)/.docs: $(VENV)/.ready
+	@if $(BIN)/python -m pip install -q -e ".[docs]"; then touch $@; fi
+
 # ExecuTorch for the tests of .pte exports: what of it these need beside [dev]. Without it they skip.
 $(VENV)/.executorch: $(VENV)/.ready
 	@if $(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/executorch \
@@ -112,7 +116,7 @@ test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu
 
 # mypy finds packages by folder name, and a checkout's folder may have any name: hence the link.
-check: $(VENV)/.ready $(VENV)/.helm  ## lint, types, import direction, number of lines; documents' links, paths, commands, settings, code; the Helm chart
+check: $(VENV)/.ready $(VENV)/.helm $(VENV)/.docs  ## lint, types, import direction, number of lines; documents' links, paths, commands, settings, code, and their site; the Helm chart
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/torchrelay
@@ -120,7 +124,10 @@ check: $(VENV)/.ready $(VENV)/.helm  ## lint, types, import direction, number of
 	MYPYPATH=$(VENV)/src $(BIN)/mypy --config-file tests/mypy.toml
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/lines.py
-	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py tests/unit/project/test_chart.py
+	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py tests/unit/project/test_site.py tests/unit/project/test_chart.py
+
+docs: $(VENV)/.ready $(VENV)/.docs  ## the site of docs/, in docs/_build: open docs/_build/index.html
+	$(BIN)/sphinx-build -q -W --keep-going -E docs docs/_build
 
 flow:  ## the stages in order, as their modules tell it
 	@$(PYTHON) docs/flow.py

@@ -58,8 +58,8 @@ QUICK = (
 )
 """What `make test` runs, files and folders: what takes milliseconds, and of each part of the system something real. The
 last three share one service, and compile, tune and train on it."""
-NOT_QUICK = ("tests/unit/project/test_docs.py", "tests/unit/project/test_two_processes.py")
-"""Files in these folders that `make test` leaves out: `make check` runs the first, and the second runs pytest itself.
+NOT_QUICK = tuple(f"tests/unit/project/test_{name}.py" for name in ("docs", "site", "two_processes"))
+"""Files in these folders that `make test` leaves out: `make check` runs the first two, the third runs pytest itself.
 Tests with Hypothesis are left out too, since each of them runs hundreds of examples."""
 SLOW_SECONDS = 1500
 """After which a slow test is stopped; others after `timeout` of pyproject.toml."""

@@ -27,7 +27,7 @@ from torchrelay.compiler.api.training import rank_environment
 from torchrelay.service.access.oidc.sign_in_file import read_issuers
 
 ROOT = Path(torchrelay.__file__).parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("[!_]*.md"), *(ROOT / "docs").glob("[!_]*/*.md")])
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
 PARSER = MarkdownIt("commonmark").enable("table")
 
