@@ -70,6 +70,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     url: str = ""
     """Gateway's base URL; '': none, nothing is contacted."""
     token: str = ""
+    """Sent to the gateway of its file only."""
     token_file: Path | None = None
     """A file with the token, in its place, read again when it changes: one line, or the credentials of a sign-in, which
     are then renewed."""
@@ -80,13 +81,14 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     """Only artifacts signed for it are used; '': those of any namespace."""
     mode: Mode = "remote"
+    """remote: use the service. cache: only what it has. require: raise, never fall back. off: Inductor alone."""
     prefetch: bool = True
     """Fetch in the background the artifacts that this script used last time."""
     background: bool = False
     """A graph that is still to be compiled runs eagerly meanwhile; the option "torchrelay.background" comes first."""
     programs: ProgramsFrom = "own"
-    """Start functions without tracing that an earlier process has traced. own: of this user on this machine. team: also
-    of others with the service's signature; what this process traces is sent, if its token may. off: trace."""
+    """Start functions without tracing that an earlier process has traced. 1: of this user on this machine. team: also
+    of others with the service's signature; what this process traces is sent, if its token may. 0: trace."""
     check: int = 0
     """Compare the first call of one graph in so many with eager, on the user's inputs; 1: of each graph, and programs
     with a trace in each start; 0: of none."""
@@ -95,6 +97,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     target: str = ""
     """The CPU target of graphs on the CPU, by its name on the workers; '': this machine's own."""
     cache_dir: Path
+    """This machine's artifacts and programs; default `$XDG_CACHE_HOME/torchrelay`."""
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
     tuning_lock_mode: LockMode = "strict"
@@ -102,8 +105,9 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     deadline: float = 900.0
     """The longest a graph may take from request to artifact."""
     ca_file: Path | None = None
-    """PEM file of the authorities for an https:// gateway; None: the system's, or SSL_CERT_FILE's."""
+    """PEM file of the authorities for an https:// gateway; default: the system's, or SSL_CERT_FILE's."""
     connect_timeout: float = 3.0
+    """The gateway is away if it does not accept a connection within this."""
     idle_timeout: float = 20.0
     """The gateway is dead if no byte arrives for this long (its streams have one every 5 s)."""
     disk_cache_bytes: int = 8 << 30
@@ -115,7 +119,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     trace: Path | None = None
     """Where to write a Chrome trace of the process's start at exit; `{pid}` becomes the process id."""
     state_dir: Path | None = None
-    """Folder for the last run's record, which `torchrelay explain` reads; None: no record."""
+    """Folder for the last run's record, which `torchrelay explain` reads; default `$XDG_STATE_HOME/torchrelay`."""
     summary: bool = True
     """At exit, tell the gateway of the run, and print a line with what was saved and the address of the run's page."""
 

@@ -13,11 +13,11 @@ RelayError
     BadOption               bad_option           422  an Inductor option outside the closed table
     BadTuneJob              bad_tune_job         422  a batch job with a line that cannot be
     BadTrainJob             bad_train_job        422  a training job with a line that cannot be
-  AccessError
-    Unauthenticated         unauthenticated      401
-    Forbidden               forbidden            403
+  AccessError             the token does not allow it
+    Unauthenticated         unauthenticated      401  no token, or one that is not known
+    Forbidden               forbidden            403  the token lacks the role
       SourceForbidden       source_forbidden     403  nobody with the permission to send source has sent this graph
-  NotFound                  not_found            404
+  NotFound                  not_found            404  what was asked for is not there
   ServiceError            the service could not do it now (5xx); the client compiles locally
     NoWorker                no_worker            503  no live worker for this toolchain and target
     Overloaded              overloaded           429  queue full; Retry-After tells when
@@ -27,21 +27,21 @@ RelayError
       SpecializeInputs      specialize_inputs    422  Python numbers among the inputs must become constants
       DataDependent         data_dependent       422  values that only a run knows decide what the graph does
       TuningUnknown         tuning_unknown       422  a strict tuning lock has no winner for a problem of the graph
-    CompileTimeout          compile_timeout      504
+    CompileTimeout          compile_timeout      504  the compile took longer than it may
     CompileKilled           compile_killed       500  the child died: out of memory, crashed or killed
     IsolationUnavailable    isolation            503  a worker that must shut its compiles in cannot
     VerifyFailed            verify_failed        422  compiled and eager results differ
     Unavailable             unavailable          503  Redis, Ray or the blob store cannot be reached
   ClientError             raised in the user's process only
-    GatewayUnreachable      gateway_unreachable  -
-    DeadlineExceeded        deadline_exceeded    -
+    GatewayUnreachable      gateway_unreachable  -  no gateway is configured, or it does not answer
+    DeadlineExceeded        deadline_exceeded    -  this process waited longer than it may
     NotCached               not_cached           -    mode `cache`, and nobody has compiled this yet
     BindingMismatch         binding_mismatch     -    a value would reach another placeholder than its own
     ArtifactError           bad_artifact         -    truncated, wrong digest, unknown format
       SizesDiffer           sizes_differ         -    compiled for other sizes, with assumptions that do not hold here
       CannotLoad            cannot_load          -    whole, but its libraries do not load on this machine
-    SignatureError          bad_signature        -
-    ToolchainMismatch       toolchain_mismatch   -
+    SignatureError          bad_signature        -  not signed by a key that this client trusts
+    ToolchainMismatch       toolchain_mismatch   -  built for another Python, torch or device
     ResultsDiffer           results_differ       -    a first call does not give what eager gives
     LocalCompileFailed      local_compile_failed -    Inductor could not compile it here either: it runs eagerly
     SettingsError           bad_setting          -    a value that cannot be used

@@ -1,8 +1,9 @@
-"""`make docs`: the site of these pages. Sphinx reads this file; what is generated is in reference.py."""
+"""`make docs`: the site of these pages. Sphinx reads this file; what is generated of them is in code_reference.py."""
 
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,29 @@ from sphinx.highlighting import PygmentsBridge
 from sphinx.util.osutil import relative_uri
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS))
 ROOT = DOCS.parent
 LANGUAGES = {".py": "python", ".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 SHOWN_BYTES = 200_000
 
 project = html_title = "torchrelay"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+default_role = "code"  # of docstrings, whose code has one backtick
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+smartquotes = False
 exclude_patterns = ["_build"]
 myst_heading_anchors = 4  # as GitHub makes them: pages link to each other's headings
 html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
+
+
+def fill(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put what is made from the code into a page."""
+    from code_reference import filled
+
+    source[0] = filled(source[0])
 
 
 def link_files(app: Sphinx, document: nodes.document) -> None:
@@ -69,5 +82,6 @@ def file_page(name: str, body: str) -> tuple[str, dict[str, Any], str]:
 
 def setup(app: Sphinx) -> None:
     app.connect("env-before-read-docs", lambda app, env, names: setattr(env, "repository_files", set()))
+    app.connect("source-read", fill)
     app.connect("doctree-read", link_files, priority=100)  # before what is linked is copied
     app.connect("html-collect-pages", show_files)

@@ -62,18 +62,22 @@ class ServiceSettings(BaseSettings):
 
     # where
     host: str = "127.0.0.1"
+    """The address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8642
+    """The port to listen on; 0: a free one."""
     tls_cert_file: Path | None = None
     """Certificate chain, PEM: with it and its key the gateway speaks https:// itself, without a proxy before it."""
     tls_key_file: Path | None = None
     """The certificate's private key, PEM."""
     tls_key_password: SecretStr | None = None
+    """The private key's password, if its file is encrypted."""
     forwarded_allow_ips: str = Field(default_factory=lambda: os.environ.get("FORWARDED_ALLOW_IPS", ""))
     """Addresses and networks of the proxies whose X-Forwarded-For and -Proto are believed, with commas between; '':
     nobody's. Default: FORWARDED_ALLOW_IPS, as uvicorn reads it."""
     public_url: str = ""
     """How clients reach the gateway, for the credentials file of `up`; default the address that it listens on."""
     state_dir: Path = Field(default_factory=default_state_dir)
+    """Keys, token, and what has no place of its own; default `$XDG_STATE_HOME/torchrelay`."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     """`redis://`, `rediss://` (with `?ssl_ca_certs=FILE` for a CA of your own) or `unix:///path?db=0`. One that fails
     over: `redis+sentinel://host,host/name/0`, `redis+cluster://host,host`, or rediss (storage/redis/primary.py)."""
@@ -103,6 +107,7 @@ class ServiceSettings(BaseSettings):
     pkcs11_token: str = ""
     """Label of the device's token."""
     pkcs11_pin: SecretStr | None = None
+    """The device's PIN."""
 
     train_dir: Path | None = None
     """Folder of training jobs: their drivers' files, and checkpoints of jobs that name no other place. All nodes must
@@ -140,9 +145,13 @@ class ServiceSettings(BaseSettings):
     request_bytes: Bytes = codec.Limits().request_bytes
     """Decompressed request."""
     request_nodes: Annotated[int, Field(gt=0)] = codec.Limits().nodes
+    """Operators of one graph, those of its subgraphs too."""
     request_depth: Annotated[int, Field(gt=0)] = codec.Limits().depth
+    """How deep lists and expressions lie in one another."""
     request_constant_bytes: Bytes = codec.Limits().constant_bytes
+    """All constants of one graph."""
     request_inputs: Annotated[int, Field(gt=0)] = codec.Limits().inputs
+    """Inputs of one graph, parameters included."""
     request_kernels: Annotated[int, Field(gt=0)] = codec.Limits().kernels
     """User-written Triton kernels of one graph."""
     request_source_bytes: Bytes = codec.Limits().source_bytes
@@ -174,6 +183,7 @@ class ServiceSettings(BaseSettings):
     namespace_bytes: Annotated[int, Field(ge=0)] = 0
     """One namespace's artifacts; past it, its least recently used go. 0: no limit but the whole cache's."""
     quota_period_seconds: Seconds = 86400
+    """The period of a namespace's compile seconds."""
     token_requests_per_second: Annotated[float, Field(ge=0)] = 500
     """One token's, unless it was issued with another rate; past it a request gets 429. 0: no limit."""
     token_burst_seconds: Seconds = 10
@@ -217,6 +227,7 @@ class ServiceSettings(BaseSettings):
     body_timeout_seconds: Seconds = 60
     """A request's head must have arrived after this, and then its body."""
     compile_deadline_seconds: Seconds = 840
+    """One compile may take so long on a worker."""
     train_capture_seconds: Seconds = 1800
     """A training job's script has so long for its first step, once a worker has room; then ranks start cold."""
     train_keep_seconds: Annotated[float, Field(ge=0)] = 90 * 86400
@@ -237,11 +248,13 @@ class ServiceSettings(BaseSettings):
     retry_after_seconds: Annotated[int, Field(gt=0)] = 5
     """The Retry-After of a 429 or 503."""
     redis_timeout_seconds: Seconds = 5
+    """A Redis that is silent for this long counts as unreachable."""
 
     # workers (workers/pool.py)
     ray_address: str | None = None
     """None starts a local Ray with the gateway."""
     ray_token: SecretStr | None = None
+    """The token of the Ray cluster, where it asks for one (RAY_AUTH_MODE=token)."""
     cpu_slots: Annotated[int, Field(ge=0)] = 1
     """Compiles at once for CPU targets, on the local Ray."""
     gpu_slots: Annotated[int, Field(ge=0)] = 1
@@ -277,7 +290,9 @@ class ServiceSettings(BaseSettings):
 
     # logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below it are not written."""
     log_format: Literal["console", "json"] = "console"
+    """console: for people. json: one object a line."""
 
     @property
     def limits(self) -> codec.Limits:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import torchrelay
+from torchrelay import train
+from torchrelay.clients.settings import ClientSettings
+from torchrelay.compiler.errors import BY_CODE
+from torchrelay.service.base.settings import ServiceSettings
 
 ROOT = Path(torchrelay.__file__).parent
 LOADS = ("src", "srcset", "data", "poster")
@@ -78,6 +84,52 @@ def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None
             assert target.is_file() and target.is_relative_to(site), f"{path.relative_to(site)}: {link}"
             if parts.fragment and target in pages:
                 assert unquote(parts.fragment) in pages[target].anchors, f"{path.relative_to(site)}: {link}"
+
+
+def headings(page: Page) -> list[str]:
+    found = re.findall(r"<h[23]>(.*?)<a class=\"headerlink\"", page.text)
+    return [html.unescape(re.sub("<[^>]*>", "", each)) for each in found]
+
+
+def test_the_reference_has_every_setting_and_what_it_means(site: Path, pages: dict[Path, Page]) -> None:
+    service = {f"TORCHRELAY_SERVICE_{name.upper()}" for name in ServiceSettings.model_fields}
+    client = {f"TORCHRELAY_{name.upper()}" for name in ClientSettings.__struct_fields__}
+    for name, expected in (("client", client), ("service", service)):
+        page = pages[site / "reference" / f"{name}-settings.html"]
+        assert expected <= set(headings(page))
+        told = re.findall(r"</h[23]>\n<p>(Value: )?", page.text)
+        assert len(told) >= len(expected) and not any(told), "a setting has no docstring"
+
+
+def test_the_reference_has_every_command(site: Path, pages: dict[Path, Page]) -> None:
+    import typer.main
+    from torchrelay.clients.commands import application
+
+    def names(command: Any, path: str) -> set[str]:
+        inside = getattr(command, "commands", {})
+        return {path}.union(*(names(each, f"{path} {name}") for name, each in inside.items()))
+
+    expected = names(typer.main.get_command(application()), "torchrelay")
+    assert expected <= set(headings(pages[site / "reference" / "commands.html"]))
+
+
+def test_the_reference_has_every_operation(site: Path, pages: dict[Path, Page]) -> None:
+    from torchrelay.service.gateway.app import create_app
+
+    paths = create_app(ServiceSettings()).openapi()["paths"]
+    expected = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert expected <= set(headings(pages[site / "reference" / "http.html"]))
+
+
+def test_the_reference_has_every_error_code(site: Path, pages: dict[Path, Page]) -> None:
+    assert BY_CODE.keys() <= set(headings(pages[site / "reference" / "errors.html"]))
+
+
+def test_the_reference_has_every_public_name(site: Path, pages: dict[Path, Page]) -> None:
+    anchors = pages[site / "reference" / "python.html"].anchors
+    for module in (torchrelay, train):
+        names = set(module.__all__) - {"__version__", "errors"}
+        assert {f"{module.__name__}.{name}" for name in names} <= anchors
 
 
 def test_nothing_is_loaded_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
