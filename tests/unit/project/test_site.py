@@ -132,6 +132,14 @@ def test_the_reference_has_every_public_name(site: Path, pages: dict[Path, Page]
         assert {f"{module.__name__}.{name}" for name in names} <= anchors
 
 
+@pytest.mark.parametrize("name", ["parts", "request"])
+def test_the_drawings_are_those_that_their_script_draws(name: str) -> None:
+    program = "import drawings, sys; sys.stdout.write(drawings.DRAWINGS[sys.argv[1]]())"
+    command = [sys.executable, "-c", program, f"{name}.svg"]
+    drawn = subprocess.run(command, cwd=ROOT / "docs", capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8") == drawn
+
+
 def test_nothing_is_loaded_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         foreign = [each for each in page.loaded if re.match(r"(\w+:)?//", each)]
