@@ -136,7 +136,8 @@ torch._dynamo.aot_compile_types: BundledAOTAutogradSerializableCallable (compile
 torch._decomp: core_aten_decompositions (); decomposition_table
 torch._dynamo.repro.after_aot: save_graph_repro; torch._dynamo.source: LocalSource (local_name)
 torch._dynamo.utils: compilation_time_metrics; counters
-torch._functorch._aot_autograd.autograd_cache: autograd_cache_key; torch._functorch.aot_autograd: AOT_COUNTER
+torch._functorch._aot_autograd.autograd_cache: AOTAutogradCache.save = (key, entry, remote); autograd_cache_key;
+torch._functorch.aot_autograd: AOT_COUNTER
 torch._guards: CompileContext (compile_id); CompileContext.current_compile_id ();
     CompileId (*, frame_id, frame_compile_id); TracingContext (fake_mode); compile_context (context); tracing (context)
 torch._higher_order_ops.triton_kernel_wrap: kernel_side_table.constant_args; .id_to_kernel

@@ -47,7 +47,7 @@ def deserialize(
 
     preload_loader()  # running the code needs all of it, whether a download imported it meanwhile or not
     compatibility.check("load")
-    entry, kernels, constant_args = unpickle(bundle)
+    entry, kernels, constant_args = unpickle(bundle, device_index)
     if kernels or constant_args:
         raise TypeError("the artifact refers to user-written Triton kernels")
     entry.guards_expr = None

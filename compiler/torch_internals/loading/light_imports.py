@@ -169,12 +169,24 @@ def select_decomp_table(*args: Any) -> Any:
 
 
 class _LightUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, device_index: int) -> None:
+        super().__init__(io.BytesIO(data))
+        self._device_index = device_index
+
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return self._storage
         if (module, name) == ("torch._inductor.decomposition", "select_decomp_table"):
             return select_decomp_table
         return super().find_class(module, name)
 
 
-def unpickle(data: bytes) -> Any:
-    """UNPICKLES `data`: call it only with bytes whose signature holds."""
-    return _LightUnpickler(io.BytesIO(data)).load()
+    def _storage(self, saved: bytes) -> Any:
+        """A constant's memory; what was on GPU 0 comes to this one."""
+        places = {"cuda:0": f"cuda:{self._device_index}"}
+        return torch.load(io.BytesIO(saved), map_location=places, weights_only=False)
+
+
+def unpickle(data: bytes, device_index: int = 0) -> Any:
+    """UNPICKLES `data`: call it only with bytes whose signature holds. device_index: the GPU for its constants."""
+    return _LightUnpickler(data, device_index).load()
