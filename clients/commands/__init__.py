@@ -9,7 +9,7 @@ import typer
 from ...compiler import VERSION
 from . import capture, export, login, lower, open_page, run, start_service
 from .administration import audit, cache, keys, namespace, stats, token
-from .diagnostics import config, doctor, explain
+from .diagnostics import config, doctor, explain, top
 from .jobs import train, tune
 
 
@@ -46,6 +46,7 @@ def application() -> typer.Typer:
     app.command("lower")(lower.lower)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
+    app.command("top")(top.top)
     app.command("explain")(explain.explain)
     app.command("open")(open_page.open_page)
     app.command("export")(export.export)

@@ -48,16 +48,25 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> Table:
     """Markup and control characters in the cells have no effect. The last `right` columns are aligned to the right. A
     row is one line, unless a terminal is narrower."""
-    table = Table(box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
     for position, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if position >= len(headings) - right else "left"
-        table.add_column(Text(heading), justify=justify, overflow="fold")
+        made.add_column(Text(heading), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table, soft_wrap=True)
+        made.add_row(*(Text(shown(cell)) for cell in row))
+    return made
+
+
+def console() -> Console:
+    """Standard output, whose lines are not broken unless it is a terminal."""
+    return Console(width=None if sys.stdout.isatty() else _WIDE)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
+    console().print(table(headings, rows, right=right), soft_wrap=True)
 
 
 def print_rows(

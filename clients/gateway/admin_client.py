@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import asdict
 
 from ...compiler.api import admin
+from ...compiler.api.now import Now
 from ...compiler.api.tuning.database import TuningsImported, TuningsReply, TuningsRequest
 from ...compiler.artifact import manifest
 from ...compiler.tuning.records import TuningEntry, entry_sort_key
@@ -21,6 +22,9 @@ _TUNINGS = 200
 
 class AdminClient(HttpApi):
     """One gateway's administration."""
+
+    def now(self) -> Now:
+        return self._call("GET", "/now", Now)
 
     def create_token(self, request: admin.TokenRequest) -> admin.TokenReply:
         return self._call("POST", "/v1/tokens", admin.TokenReply, request)

@@ -378,6 +378,14 @@ class GatewayClient(HttpApi):
         """Tell of this process's run."""
         return self._call("POST", "/v1/runs", RunReply, record, seconds=RECORD_SECONDS)
 
+    def has(self, path: str) -> bool:
+        """Whether there is what an address of the API names."""
+        try:
+            self._send("GET", path, seconds=QUICK_SECONDS)
+        except errors.NotFound:
+            return False
+        return True
+
     def page_ticket(self) -> PageTicket:
         """What signs a browser in, once."""
         return self._call("POST", "/v1/page-tickets", PageTicket)

@@ -180,7 +180,6 @@ class _LightUnpickler(pickle.Unpickler):
             return select_decomp_table
         return super().find_class(module, name)
 
-
     def _storage(self, saved: bytes) -> Any:
         """A constant's memory; what was on GPU 0 comes to this one."""
         places = {"cuda:0": f"cuda:{self._device_index}"}

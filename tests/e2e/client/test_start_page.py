@@ -25,7 +25,9 @@ def test_the_first_runs_print_what_the_page_shows(service: PrivateService, tmp_p
     (tmp_path / "first.py").write_text(script)
     printed = []
     for machine in ("own", "own", "colleague"):
-        environment = FreshMachine(tmp_path / machine, compiler=machine == "own").environment(**service.environment)
+        environment = FreshMachine(tmp_path / machine, compiler=machine == "own").environment(
+            **service.environment
+        )
         command = [sys.executable, "first.py"]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

@@ -35,6 +35,11 @@ def test_a_table_goes_into_the_artifact_and_from_there_to_the_clients_gpu(tmp_pa
             **service.environment, TORCHRELAY_MODE="require"
         )
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=machine, capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-c", PROGRAM],
+            env=machine,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
     assert (done.returncode, done.stdout.split()) == (0, ["1"]), done.stderr
