@@ -18,8 +18,8 @@ from ..patching import patched
 def faster_lowering() -> Iterator[None]:
     """Spare what Inductor works out again and again for a large graph, and what only its logs would show;
     docs/patches.md lists what. A key for a cache that is always empty may be a nonce. A progress bar's thread would
-    keep a fork server from forking. What compile_fx returns is serialized later. It must not be saved before: the fake
-    mode that is active there ends the process (SIGSEGV) where a graph has a constant on a GPU."""
+    keep a fork server from forking. Saving in a cache what is serialized afterwards anyway is left out for another
+    reason too: it is pickled under a fake mode, and a constant on a GPU then ends the process (SIGSEGV)."""
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import graph, scheduler  # noqa: F401 - graph first: the modules of codegen import each other

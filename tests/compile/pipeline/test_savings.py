@@ -152,3 +152,29 @@ def test_two_compiles_in_one_folder_are_two(tmp_path: Path, monkeypatch: pytest.
             rebuilt_graph.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None
         )
         torch.testing.assert_close(tuple(compiled.run(x)), expected)
+
+
+def test_what_a_graph_holds_is_pickled_under_no_fake_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise memory of a GPU is copied to where there is none, and the process ends."""
+    requests: list[schema.GraphRequest] = []
+    modes: list[int] = []
+    pickled: Callable[..., Any] = torch.storage.TypedStorage.__reduce__
+
+    def watched(storage: torch.storage.TypedStorage) -> Any:
+        modes.append(torch._C._len_torch_dispatch_stack())
+        return pickled(storage)
+
+    def backend(gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
+        requests.append(capture(gm, examples, mode="default", options={}).request)
+        return gm.forward
+
+    torch.compiler.reset()
+    numbers = [0.5 * number for number in range(32)]  # up to 8 are written into the code
+    torch.compile(lambda x: x * torch.tensor(numbers), backend=backend)(
+        torch.randn(4, 32, requires_grad=True)
+    )
+    monkeypatch.setattr(torch.storage.TypedStorage, "__reduce__", watched)
+    inductor.compile_rebuilt(
+        rebuilt_graph.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None
+    )
+    assert modes and not any(modes)
