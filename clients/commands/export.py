@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -189,4 +190,10 @@ def _options(**fields: Any) -> ExportOptions:
         hint = (
             f"Targets are {', '.join(TARGETS)}; formats {', '.join(FORMATS)}; a function is `module:function`"
         )
-        raise SettingsError(f"this cannot be exported: {error}", hint=hint) from None
+        raise SettingsError(f"this cannot be exported: {_words(error)}", hint=hint) from None
+
+
+def _words(error: msgspec.ValidationError) -> str:
+    """The option and its value, without the library's words."""
+    value, place = re.search("value '(.*?)'", str(error)), re.search(r"`\$\.?([a-z_]*)", str(error))
+    return f"{place[1]} is {value[1][:40]!r}" if value and place else str(error)

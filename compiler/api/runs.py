@@ -7,10 +7,14 @@ answer RunList, Run and MissExplanation as JSON, or as pages.
 
 from __future__ import annotations
 
+import html
+from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
+_SHOWN_GRAPHS = 50
+"""The latest, in a notebook."""
 RANKS = 100_000
 """A rank is below."""
 Key = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
@@ -117,6 +121,29 @@ class Report(Struct, frozen=True, kw_only=True):
     autotune_failures: dict[str, int] = {}
     seconds: dict[str, float] = {}
     graphs: tuple[GraphRecord, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the counts that are not 0, and the latest graphs."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        counts = [(name, value) for name, value in fields.items() if isinstance(value, int | dict) and value]
+        rows = [("graph", "what became of it", "nodes", "seconds")]
+        for graph in self.graphs[-_SHOWN_GRAPHS:]:
+            became = OUTCOMES[graph.outcome] + (f": {graph.reason}" if graph.reason else "")
+            rows.append((graph.key[:12], became, f"{graph.nodes:,}", f"{graph.seconds:.2f}"))
+        return _html_table(
+            [(name.replace("_", " "), _counted(value)) for name, value in counts]
+        ) + _html_table(rows)
+
+
+def _counted(value: int | dict[str, float]) -> str:
+    return (
+        str(value) if isinstance(value, int) else ", ".join(f"{name} {it:.4g}" for name, it in value.items())
+    )
+
+
+def _html_table(rows: Sequence[tuple[str, ...]]) -> str:
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 class RunRecord(Report, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ....compiler.api.admin import Role, TokenRecord, TokenRequest
+from ....compiler.api.admin import ROLES, Role, TokenRecord, TokenRequest
 from ....compiler.errors import SettingsError
 from ...gateway.admin_client import AdminClient
 from .. import output
@@ -54,11 +54,13 @@ def create(
 ) -> None:
     """Issue a token. It is printed to standard output, only once."""
     lifetime = output.lifetime("--expires", expires)
+    if unknown := set(role or ()) - set(ROLES):
+        raise SettingsError(f"--role is {min(unknown)[:40]!r}", hint=f"Allowed: {', '.join(ROLES)}")
     with output.connect(AdminClient) as administration:
         made = administration.create_token(
             TokenRequest(
                 name,
-                cast("frozenset[Role]", frozenset(role or ["compile"])),  # the gateway checks them
+                cast("frozenset[Role]", frozenset(role or ["compile"])),
                 lifetime,
                 namespace=output.checked_namespace(namespace, every=True),
                 rate=rate,
