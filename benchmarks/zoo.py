@@ -1,4 +1,4 @@
-"""Every model of the zoo: remote, right, and how fast: in: names, out: JSON lines, a table, docs/zoo.md, a picture.
+"""Every model of the zoo: remote, right, and how fast: in: names, out: JSON lines, a table, docs/zoo*.md, a picture.
 
     python benchmarks/zoo.py                                        # all phases, small on the CPU, real on a GPU
     python benchmarks/zoo.py --phase fill,time,first-step --batch 16 --parallel 8 --minutes 9

@@ -1,4 +1,4 @@
-"""The zoo's table: in: what is recorded, out: lines on the terminal, docs/zoo.md, and a picture of the step times."""
+"""The zoo's table: in: what is recorded, out: lines on the terminal, docs/zoo*.md, and a picture of the step times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ COLUMNS = (
 )
 INTRODUCTION = """# The zoo
 
-Written by `benchmarks/zoo.py --page`; the data are in [benchmarks/recorded/zoo](../benchmarks/recorded/zoo).
+Written by `benchmarks/zoo.py --page`, with its other pages; the data are in
+[benchmarks/recorded/zoo](../benchmarks/recorded/zoo).
 [What is measured](benchmarks.md) tells how. Columns: *without tracing*, functions that started from programs, of all
 that Dynamo made code of (variants too), on the CPU at a small size; *graphs*, how many Dynamo made, and how many of
 them the service compiled (*remote*); *accuracy* by PyTorch's rule; a training step (forward and backward) in
@@ -206,20 +207,17 @@ def print_results(records: Records, names: Sequence[str]) -> bool:
 
 
 def write(recorded: Path, folder: Path) -> None:
-    """zoo.md and images/zoo.svg, from all files of lines."""
+    """zoo.md, a page with the models of each precision, and images/zoo.svg, from all files of lines."""
     parts = [INTRODUCTION]
     pictures: list[tuple[str, list[Row]]] = []
     for file in sorted(recorded.glob("*.jsonl")):
         for precision, rows in rows_of(Records(file).all()).items():
             device, size = file.stem.split("-")
             title = f"{'GPU' if device == 'cuda' else 'CPU'}, {size} size, {precision}"
-            parts.append(f"## {title}\n\n" + "\n".join(f"- {line}" for line in totals(rows)) + "\n")
-            parts.append(table(rows))
-            problems = [f"- {row.name}: {plain(text)}" for row in rows for text in row.problems()]
-            if problems:
-                parts.append(
-                    "What fell back, was refused, is unverified or failed:\n\n" + "\n".join(problems) + "\n"
-                )
+            name = f"zoo-{file.stem}-{precision}.md"
+            lines = [*totals(rows), f"[The models, one by one]({name})"]
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) + "\n")
+            (folder / name).write_text(models(title, rows))
             pictures.append((title, rows))
     (folder / "images").mkdir(parents=True, exist_ok=True)
     drawn = [each for title, rows in pictures if (each := (title, timed(rows)))[1]]
@@ -227,6 +225,15 @@ def write(recorded: Path, folder: Path) -> None:
         (folder / "images" / "zoo.svg").write_text(svg(*drawn[-1]))
         parts.insert(1, "![Step times: eager divided by compiled](images/zoo.svg)\n")
     (folder / "zoo.md").write_text("\n".join(parts))
+
+
+def models(title: str, rows: Sequence[Row]) -> str:
+    """A page with a table, and what was not as it should be."""
+    parts = [f"# The zoo: {title}\n\nWhat the columns mean: [the zoo](zoo.md).\n", table(rows)]
+    problems = [f"- {row.name}: {plain(text)}" for row in rows for text in row.problems()]
+    if problems:
+        parts.append("What fell back, was refused, is unverified or failed:\n\n" + "\n".join(problems) + "\n")
+    return "\n".join(parts)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -205,7 +205,7 @@ def _program(
     except Exception as error:  # torch.export has dozens of kinds, and their messages are clear
         raise ExportFailed(
             f"torch.export refuses the model: {' '.join(str(error).split())[:1500]}",
-            hint="docs/training.md says what can be exported",
+            hint="docs/export.md says what can be exported",
         ) from error
     shapes = shapes_of(program)
     if len(shapes.names) != len(model.example):

@@ -162,5 +162,6 @@ def test_a_model_goes_through_every_phase(tmp_path: Path) -> None:
     assert by_way["programs"]["programs"] > 0
     (times,) = (record["milliseconds"] for record in records if record["phase"] == "time")
     assert set(times) == {"eager", "inductor", "torchrelay"}
-    assert "soft_actor_critic" in (tmp_path / "recorded" / "zoo.md").read_text()
+    assert "(zoo-cpu-small-float32.md)" in (tmp_path / "recorded" / "zoo.md").read_text()
+    assert "soft_actor_critic" in (tmp_path / "recorded" / "zoo-cpu-small-float32.md").read_text()
     assert (tmp_path / "recorded" / "images" / "zoo.svg").exists()

@@ -141,6 +141,11 @@ def test_every_page_is_read() -> None:
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/glossary.md"} <= {*map(called, PAGES)}
 
 
+def test_no_page_of_docs_is_too_long_to_read() -> None:
+    pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert [called(page) for page in pages if page.read_text().count("\n") > 250] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=called)
 def test_links_and_their_anchors_are_there(page: Path) -> None:
     targets = [each.attrGet("href") or each.attrGet("src") for each in tokens(page)]

@@ -29,7 +29,7 @@ _CACHING = {
     "Vary": f"Authorization, {PROTOCOL_HEADER}",
 }
 """Caches that know nothing of tokens store nothing. Whoever shows the same token may be given what was removed or
-revoked for these seconds (docs/security.md); a client verifies what it gets all the same."""
+revoked for these seconds (docs/connections.md); a client verifies what it gets all the same."""
 
 _TAG = re.compile(r'"([0-9a-f]{64})\.([0-9]+)"')
 
