@@ -19,7 +19,7 @@ def faster_lowering() -> Iterator[None]:
     """Spare what Inductor works out again and again for a large graph, and what only its logs would show;
     docs/patches.md lists what. A key for a cache that is always empty may be a nonce. A progress bar's thread would
     keep a fork server from forking. Saving in a cache what is serialized afterwards anyway is left out for another
-    reason too: it is pickled under a fake mode, and a constant on a GPU then ends the process (SIGSEGV)."""
+    reason too: 2.11 pickles it under a fake mode, and a constant on a GPU then ends the process (SIGSEGV)."""
     from torch._dynamo.repro import after_aot
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import graph, scheduler  # noqa: F401 - graph first: the modules of codegen import each other

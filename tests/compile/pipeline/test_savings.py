@@ -154,13 +154,15 @@ def test_two_compiles_in_one_folder_are_two(tmp_path: Path, monkeypatch: pytest.
         torch.testing.assert_close(tuple(compiled.run(x)), expected)
 
 
-def test_what_a_graph_holds_is_pickled_under_no_fake_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise memory of a GPU is copied to where there is none, and the process ends."""
+def test_what_a_graph_holds_is_pickled_once_and_under_no_fake_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one, memory of a GPU is copied to where there is none, and the process ends."""
     requests: list[schema.GraphRequest] = []
+    held: list[torch.UntypedStorage] = []
     modes: list[int] = []
     pickled: Callable[..., Any] = torch.storage.TypedStorage.__reduce__
 
-    def watched(storage: torch.storage.TypedStorage) -> Any:
+    def watched(storage: Any) -> Any:
+        held.append(storage.untyped())
         modes.append(torch._C._len_torch_dispatch_stack())
         return pickled(storage)
 
@@ -177,4 +179,5 @@ def test_what_a_graph_holds_is_pickled_under_no_fake_mode(monkeypatch: pytest.Mo
     inductor.compile_rebuilt(
         rebuilt_graph.rebuild(requests[0]), requests[0], threads=1, progress=lambda stage, detail: None
     )
-    assert modes and not any(modes)
+    assert held and len({storage.data_ptr() for storage in held}) == len(held)
+    assert not any(modes)
