@@ -96,7 +96,8 @@ async def latest(
 async def show(key: CacheKey, gateway: Gateway, grant: Reader, tenant: ReaderTenant) -> Artifact:
     await gateway.write_uses()
     known = await tenant.cache_admin.show(key)
-    runs, read = await tenant.runs.using(key)
+    async with gateway.budgets.work.turn(tenant.namespace):
+        runs, read = await tenant.runs.using(key)
     actions: list[Action] = ["unpin" if known.entry.pinned else "pin", "remove"]
     return Artifact(
         *(known.entry, known.signer, known.manifest, known.components, runs, read),
@@ -105,8 +106,9 @@ async def show(key: CacheKey, gateway: Gateway, grant: Reader, tenant: ReaderTen
 
 
 @router.json("GET", "/artifacts/{key}/code", "C++ of an artifact, and its graph at levels", page=code_page)
-async def code(key: CacheKey, tenant: ReaderTenant) -> ArtifactCode:
-    return await tenant.cache_admin.code(key)
+async def code(key: CacheKey, gateway: Gateway, tenant: ReaderTenant) -> ArtifactCode:
+    async with gateway.budgets.work.turn(tenant.namespace):
+        return await tenant.cache_admin.code(key)
 
 
 @router.get(

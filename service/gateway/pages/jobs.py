@@ -59,9 +59,10 @@ async def jobs(tenant: ReaderTenant) -> TrainsReply:
 
 @router.json("GET", "/jobs/{job}", "A training job: series, history, latest logs", page=views.job, live=True)
 async def show(
-    job: Job, grant: Reader, tenant: ReaderTenant, rank: Rank = -1, search: Search = ""
+    job: Job, gateway: Gateway, grant: Reader, tenant: ReaderTenant, rank: Rank = -1, search: Search = ""
 ) -> ShownJob:
-    return await _read(job, grant, tenant, rank, search)
+    async with gateway.budgets.work.turn(tenant.namespace):
+        return await _read(job, grant, tenant, rank, search)
 
 
 @router.get("/jobs/{job}/part", include_in_schema=False)
@@ -80,7 +81,8 @@ async def part(
     await tenant.training_jobs.job(job)
 
     async def made() -> ServerEvent:
-        shown = await _read(job, grant, tenant, rank, search)
+        async with gateway.budgets.work.turn(tenant.namespace):
+            shown = await _read(job, grant, tenant, rank, search)
         return await live.part(lambda: views.job_part(request, shown))
 
     async def latest() -> ServerEvent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -12,7 +13,7 @@ from ....compiler.tuning import history
 from ....compiler.tuning.records import Timing, TuningEntry
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import rendered
-from ..routes.parameters import ReaderTenant
+from ..routes.parameters import Gateway, ReaderTenant
 from .views import namespace_of, when
 
 router = JsonRouter("tuning")
@@ -44,14 +45,20 @@ def page(request: Request, kernels: Kernels) -> str:
 
 @router.json("GET", "/kernels", "Winners of kernel searches, and tuning jobs", page=page)
 async def kernels(
+    gateway: Gateway,
     tenant: ReaderTenant,
     search: Annotated[
         str, Query(max_length=200, description="Only problems, devices or winners that have this text")
     ] = "",
 ) -> Kernels:
-    entries, known = await tenant.tunings.last_used(_READ)
-    chosen = [each for each in entries if search.lower() in _text(each)]
-    return Kernels(await tenant.tuning_jobs.readable_jobs(), history.by_version(chosen), len(entries), known)
+    async with gateway.budgets.work.turn(tenant.namespace):
+        entries, known = await tenant.tunings.last_used(_READ)
+        problems = await asyncio.to_thread(_problems, entries, search.lower())
+    return Kernels(await tenant.tuning_jobs.readable_jobs(), problems, len(entries), known)
+
+
+def _problems(entries: list[TuningEntry], search: str) -> list[history.TunedProblem]:
+    return history.by_version([each for each in entries if not search or search in _text(each)])
 
 
 def _text(entry: TuningEntry) -> str:
