@@ -67,6 +67,7 @@ def compile_request(
     threads: int = 0,
     settings: ranking.RankingSettings = ranking.DEFAULTS,
     lower_layers_once: bool = True,
+    memory: int = 0,
 ) -> bytes:
     """Compile a request that validate.check_request accepted, into an unsigned artifact file (container.pack).
 
@@ -74,7 +75,8 @@ def compile_request(
     store of kernels and measurements of earlier compiles; new ones are added. ask: queries the namespace's tuning
     database. threads: parallel C++ and Triton compilers; 0: one for each core that the process may use. settings: of
     searches. lower_layers_once: whether equal layers become calls of one subgraph (equal_layers.py); a graph for which
-    that fails, or whose results then differ, is compiled as it is. Raises CompileFailed, Unsupported, VerifyFailed.
+    that fails, or whose results then differ, is compiled as it is. memory: bytes that this process may hold, which
+    verification keeps to; 0: no limit. Raises CompileFailed, Unsupported, VerifyFailed.
     """
     compatibility.check("load", "capture", "compile")
     clock = in_compile.StageClock(progress)
@@ -129,7 +131,7 @@ def compile_request(
             with turn:
                 clock.enter("verify", "the first run measures kernels" if triton.undecided() else "")
                 try:
-                    verification = _verified(request, compiled, triton, clock)
+                    verification = _verified(request, compiled, triton, clock, memory)
                 except VerifyFailed as error:
                     if not compiled.layers:
                         raise
@@ -137,7 +139,7 @@ def compile_request(
                     clock.enter("aot", "layer by layer")
                     compiled = _compiled(request, own_kernels, search, threads, clock, False)
                     clock.enter("verify", "")
-                    verification = _verified(request, compiled, triton, clock)
+                    verification = _verified(request, compiled, triton, clock, memory)
                 if triton.undecided() and verification.status == "skipped":
                     clock.enter("autotune", "")
                     exercise()
@@ -148,7 +150,7 @@ def compile_request(
         if descended:  # the kernels are not the ones that were verified
             with turn:
                 clock.enter("verify", "")
-                verification = _verified(request, compiled, triton, clock)
+                verification = _verified(request, compiled, triton, clock, memory)
                 clock.enter("autotune", "")
         clock.enter("publish", "")
         bundle, measured = triton_kernels.fix_winners(compiled.bundle, triton)
@@ -198,6 +200,7 @@ def _verified(
     compiled: inductor.CompiledGraph,
     triton: triton_kernels.TritonKernels,
     clock: in_compile.StageClock,
+    memory: int,
 ) -> artifact_manifest.Verification:
     """Verify. Time spent waiting for the C++ compiler counts for the inductor stage. The first run of compiled code
     counts for autotune where kernels are measured in it, which is done without verification too."""
@@ -209,6 +212,7 @@ def _verified(
         runnable=why_not_runnable(request) or _why_not_simulated(request, compiled.bundle),
         halves=compiled.halves,
         on_run=runs.append,
+        memory=memory,
     )
     waited = compiled.building.waited - before
     measured = max(0.0, runs[0] - waited) if measures and runs else 0.0

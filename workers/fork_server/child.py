@@ -201,7 +201,13 @@ def do_job(
     if job.work == "search":
         do = functools.partial(engine.search, job.request)
     else:
-        do = functools.partial(engine.compile_graph, job.request, key=job.key, equal_layers=equal_layers)
+        do = functools.partial(
+            engine.compile_graph,
+            job.request,
+            key=job.key,
+            equal_layers=equal_layers,
+            memory=limits.memory_bytes,
+        )
     try:
         result = do(
             worker=worker,

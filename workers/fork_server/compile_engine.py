@@ -135,9 +135,11 @@ def compile_graph(
     shared: Path | None = None,
     ask: queries.SendQuery | None = None,
     equal_layers: EqualLayers = "cpu",
+    memory: int = 0,
 ) -> bytes:
     """Decode, check against `limits` and compile, or lower to the levels that it names. `shared`: what `prepare` made.
-    equal_layers: for which targets these are lowered once. Raises RelayError subclasses."""
+    equal_layers: for which targets these are lowered once. memory: bytes that the job may hold.
+    Raises RelayError subclasses."""
     from ...compiler.pipeline import precompiled_header
     from ...compiler.pipeline.pipeline import compile_request
 
@@ -158,6 +160,7 @@ def compile_graph(
                 kernels=kernels,
                 ask=ask,
                 lower_layers_once=equal_layers in ("all", graph_request.target.kind),
+                memory=memory,
             )
         )
 

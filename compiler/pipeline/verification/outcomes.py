@@ -24,11 +24,11 @@ from ...torch_internals.dynamo.operators import all_nodes
 
 
 class Outcome(Struct):
-    """mutated: the inputs that are tensors, after the call. gradients: of the inputs that require one, and for those
-    that are views of one base, of the base."""
+    """mutated: the inputs that are tensors, after the call; None where two outcomes have the same. gradients: of the
+    inputs that require one, and for those that are views of one base, of the base."""
 
     outputs: list[Any]
-    mutated: list[torch.Tensor]
+    mutated: list[Any]
     gradients: list[torch.Tensor | None]
 
 
@@ -196,6 +196,7 @@ class EagerRounding:
                 else:
                     moved = difference(str(name), want, have)[1]
                     self._noise[name] = max(self._noise.get(name, 0.0), moved)
+            del values  # before the next run
         return self._noise
 
     def _unstable(self, name: Any) -> torch.Tensor:
@@ -212,6 +213,14 @@ class EagerRounding:
             if devices.is_out_of_memory(error):
                 raise  # there is a value, and no room for it: that says nothing of the code
             return {}
+
+
+def drop_equal_inputs(want: Outcome, have: Outcome) -> None:
+    """Free the inputs that hold the same after both calls, as parameters do: further runs need the memory."""
+    for position, (left, right) in enumerate(zip(want.mutated, have.mutated, strict=True)):
+        plain = type(left) is type(right) is torch.Tensor
+        if plain and left.dtype == right.dtype and torch.equal(left, right):
+            want.mutated[position] = have.mutated[position] = None
 
 
 class Comparison(Struct):

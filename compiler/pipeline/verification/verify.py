@@ -11,9 +11,9 @@ Inputs are drawn from fixed seeds: floats so that values keep their size (float_
 computed from floats, where the floats are away from a threshold.
 
 Values of which eager is chaotic are left out. Where there are several, weights are drawn smaller first, since other
-values may be off by chance there. Some graphs cannot be compared: most of their values are chaotic, their inputs exceed
-the memory limit, eager fails on random inputs, or their random numbers cannot be drawn again. They are skipped, and the
-manifest says why.
+values may be off by chance there. Some graphs cannot be compared: most of their values are chaotic, their inputs or a
+run exceed the memory limit, eager fails on random inputs, or their random numbers cannot be drawn again. They are
+skipped, and the manifest says why.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .float_inputs import generator as float_generator
 from .float_inputs import vary
 from .integer_inputs import InputFacts
 from .random_rounding import rounding_at_random
+from .room import NoRoom, Room
 
 _NONE = InputFacts()
 INPUT_BYTES = 4 << 30
@@ -65,12 +66,13 @@ def verify(
     runnable: str = "",
     halves: Mapping[int, torch.fx.GraphModule] | None = None,
     on_run: Callable[[float], None] = lambda seconds: None,
+    memory: int = 0,
 ) -> manifest.Verification:
     """Compare `compiled` with eager. `runnable`: why this worker cannot run the code, '' if it can.
 
     halves: the graphs that Inductor compiled, by the id of their compiled form; a graph that draws random numbers is
-    compared by them. on_run: takes the seconds of each run of `compiled`, with its gradients. Raises VerifyFailed with
-    the first value that differs.
+    compared by them. on_run: takes the seconds of each run of `compiled`, with its gradients. memory: bytes that this
+    process may hold; 0: no limit. Raises VerifyFailed with the first value that differs.
     """
     start = time.perf_counter()
 
@@ -83,6 +85,7 @@ def verify(
 
     symbols = _example_sizes(request)
     need = _input_bytes(request, symbols)
+    room = Room(memory if request.target.kind == "cpu" else 0)
     if runnable:
         return skipped(runnable)
     if need > (limit := _input_limit(request.target.kind)):
@@ -97,11 +100,13 @@ def verify(
     def compared(facts: InputFacts) -> outcomes.Comparison:
         if name and halves:
             return _replayed(request, gm, compiled, symbols, facts, halves, on_run)
+        room.require()
         try:
-            expected = _run(request, gm, symbols, facts)
+            with room.measuring():
+                expected = _run(request, gm, symbols, facts)
         except Exception as error:
             raise _Skipped(_cannot_run(error)) from error
-        return _compared(request, gm, compiled, symbols, expected, facts, on_run)
+        return _compared(request, gm, compiled, symbols, expected, facts, on_run, room)
 
     comparisons: list[outcomes.Comparison] = []
     for deviation in DEVIATIONS:
@@ -123,7 +128,7 @@ def verify(
                         )
                     raise VerifyFailed(wrong[0])
                 comparison.wrong = {}
-        except _Skipped as error:
+        except (_Skipped, NoRoom) as error:
             return skipped(str(error))
         except random_replay.CannotReplay as error:
             return skipped(f"the graph draws random numbers, and cannot be run with ATen: {error}")
@@ -165,17 +170,26 @@ def _compared(
     expected: outcomes.Outcome,
     facts: InputFacts,
     on_run: Callable[[float], None],
+    room: Room,
 ) -> outcomes.Comparison:
-    """Compare with eager. Raises VerifyFailed."""
+    """Compare with eager. Raises VerifyFailed, NoRoom."""
+    room.require()
     began = time.perf_counter()
     found = _run(request, compiled, symbols, facts)
     on_run(time.perf_counter() - began)
-    eager = functools.partial(_run, request, gm, symbols, facts)
+    outcomes.drop_equal_inputs(expected, found)
+    values = {name: value for name, value in outcomes.named(expected) if value is not None}
+
+    def eager(runs: int, **how: Any) -> dict[str, Any]:
+        room.require(runs)
+        again = outcomes.named(_run(request, gm, symbols, facts, **how))
+        return {name: value for name, value in again if name in values}
+
     precision = _precision(request, gm, expected.outputs)
     rounding = outcomes.EagerRounding(
-        dict(outcomes.named(expected)),
-        lambda run: dict(outcomes.named(eager(rounded=run))),
-        lambda: dict(outcomes.named(eager(exact=True))),
+        values,
+        lambda run: eager(1, rounded=run),
+        lambda: eager(2, exact=True),
         outcomes.RUNS[facts.seed],
     )
     return outcomes.compare(expected, found, precision, rounding, _exact_names(request, facts))

@@ -56,7 +56,9 @@ def preparation(target):
     return ""
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask, equal_layers):
+def compile_graph(
+    request, *, key, worker, workdir, limits, progress, kernels, shared, ask, equal_layers, memory
+):
     order = decoding.from_json(request) if request[:1] == b"{" else decoding.from_msgpack(request)
     if order["do"] in ("build", "fetch"):
         order["kernels"] = kernels

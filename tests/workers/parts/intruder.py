@@ -54,7 +54,9 @@ def preparation(target):
     return ""
 
 
-def compile_graph(request, *, key, worker, workdir, limits, progress, kernels, shared, ask, equal_layers):
+def compile_graph(
+    request, *, key, worker, workdir, limits, progress, kernels, shared, ask, equal_layers, memory
+):
     order = decoding.from_json(request)
     return globals()[order.pop("do")](workdir, kernels, **order)
 
