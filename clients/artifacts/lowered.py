@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from ...compiler import decoding
-from ...compiler.api.lowered import MEMBER, LoweredLevel, LoweredPart, Lowering
+from ...compiler.api.lowered import MEMBER, LoweredLevel, LoweredPart, Lowering, NodeSources
 from ...compiler.errors import ArtifactError, SettingsError, Unsupported
 from ...compiler.graph.capture import capture
 from ...compiler.graph.captured_graph import CapturedGraph
@@ -37,6 +37,7 @@ from .verification import VerifiedArtifact
 
 LEVELS: tuple[schema.Level, ...] = get_args(schema.Level)
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)(?:\n {4}(.*))?')
+_HOLDER = re.compile(r"^[LG]\['\w+'\]")
 _SECONDS = 60.0
 _log = logging.getLogger(__name__)
 _PYTORCH = f"{torch.__path__[0]}/"
@@ -261,6 +262,31 @@ def source_lines(captured: CapturedGraph) -> dict[str, str]:
     assert captured.gm is not None
     found = ((label, _line(node)) for label, node in marks.labels(captured.gm))
     return {label: line for label, line in found if line}
+
+
+def module_paths(captured: CapturedGraph) -> dict[str, str]:
+    """The path of the module that called each node, by its label."""
+    assert captured.gm is not None
+    found = ((label, _module(node)) for label, node in marks.labels(captured.gm))
+    return {label: path for label, path in found if path}
+
+
+def _module(node: torch.fx.Node) -> str:
+    """Without the variable that holds the outermost one."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return _HOLDER.sub("", str(stack[-1][0])).strip(".") if stack else ""
+
+
+def sources_of(lines: Mapping[str, str], modules: Mapping[str, str]) -> NodeSources:
+    """lines, modules: by label."""
+    line_at, module_at = (
+        {text: at for at, text in enumerate(dict.fromkeys(each.values()))} for each in (lines, modules)
+    )
+    nodes = {
+        label: (line_at.get(lines.get(label, ""), -1), module_at.get(modules.get(label, ""), -1))
+        for label in {**lines, **modules}
+    }
+    return NodeSources(list(line_at), list(module_at), nodes)
 
 
 def _line(node: torch.fx.Node) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +14,13 @@ import msgspec
 import typer
 
 from ...compiler.api.html.page import plural
+from ...compiler.api.lowered import NodeSources
+from ...compiler.api.runs import RunRecord
 from ...compiler.errors import SettingsError
 from ...compiler.request import codec
 from ..atomic_file import file_errors, write_atomically
+from ..gateway.compile_client import GatewayClient
+from ..settings import load_settings
 
 if TYPE_CHECKING:
     from ..artifacts.lowered import LoweredGraph
@@ -42,6 +48,12 @@ def lower(
     mode: Annotated[
         str, typer.Option(help="torch.compile's mode for all graphs; default: the script's own.")
     ] = "",
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share", help="Tell the gateway the script's lines and modules, for its pages with the graphs."
+        ),
+    ] = False,
 ) -> None:
     """Run a script up to its first optimizer step, and list the graphs that torch.compile was given.
 
@@ -79,6 +91,24 @@ def lower(
             _write(output, text)
     if output is not None:
         print(f"lowered {plural(len(graphs), 'graph')} into {output} ({ended})")
+    if share:
+        found = zip(recorder.lines.values(), recorder.modules.values(), strict=True)
+        _share(script, graphs, [lowered.sources_of(*each) for each in found])
+
+
+def _share(script: Path, graphs: list[LoweredGraph], sources: list[NodeSources]) -> None:
+    """Tell of a run for each graph, so that a large script has room; print where each is shown."""
+    settings = load_settings()
+    with GatewayClient(settings) as gateway:
+        for graph, each in zip(graphs, sources, strict=True):
+            run = RunRecord(
+                program=script.name,
+                pid=os.getpid(),
+                ended=time.time(),
+                sources={graph.key: each},
+            )
+            gateway.record_run(run)
+            print(f"{settings.url}/artifacts/{graph.key}/graph", file=sys.stderr)
 
 
 def _text(graphs: list[LoweredGraph]) -> str:

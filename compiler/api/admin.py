@@ -146,10 +146,12 @@ class ArtifactList(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """Text that an artifact has of itself. name: the member with the machine code, or the part of the graph."""
+    """Text that an artifact has of itself. name: the member with the machine code, or the part of the graph. drawable:
+    `GET /artifacts/{key}/graph` has it as nodes."""
 
     name: str
     text: str
+    drawable: bool = False
 
 
 class ListedLevel(Struct, frozen=True):

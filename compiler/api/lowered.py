@@ -32,6 +32,10 @@ class LoweredPart(Struct, frozen=True, kw_only=True):
     constants: list[Constant] = []
     names: list[str] = []
     """The name of each of the graph's nodes in `text`."""
+    targets: list[str] = []
+    """What each node calls; the kind of a node that calls nothing."""
+    inputs: list[list[int]] = []
+    """The positions of the nodes whose values each takes."""
     sources: list[str] = []
     """The label of the captured node that each node comes from; '' for none."""
     operators: dict[str, int] = {}
@@ -58,6 +62,40 @@ class Calls(Struct, frozen=True):
 
     mutated: list[int] = []
     outputs: int = 0
+
+
+class NodeSources(Struct, frozen=True):
+    """Where in the program the nodes of a captured graph come from, for pages, where its author shares that. nodes: for
+    each label the positions of its line in `lines` and of its module's path in `modules`, -1 for none."""
+
+    lines: list[str]
+    modules: list[str]
+    nodes: dict[str, tuple[int, int]]
+
+
+class DrawnNode(Struct, frozen=True, omit_defaults=True):
+    """One node of a graph as a page draws it. target: the operator; the kind of what calls none. type: of its value, as
+    FX writes it. inputs: positions of nodes before it. module: the path of the module that called it, of an input that
+    of its first use, after `backward.` in the second half of a joint graph. line: of the program."""
+
+    name: str
+    target: str
+    type: str = ""
+    inputs: list[int] = []
+    module: str = ""
+    line: str = ""
+
+
+class DrawnGraph(Struct, frozen=True):
+    """Answer of `GET /artifacts/{key}/graph`. note: what the picture lacks, and how to have it. drawable: the levels
+    and parts of this artifact that have a graph."""
+
+    key: str
+    level: Level
+    part: str
+    nodes: list[DrawnNode]
+    note: str
+    drawable: list[tuple[Level, str]]
 
 
 class Lowering(Struct, frozen=True):

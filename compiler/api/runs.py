@@ -13,6 +13,8 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
+from .lowered import NodeSources
+
 _SHOWN_GRAPHS = 50
 """The latest, in a notebook."""
 RANKS = 100_000
@@ -149,7 +151,8 @@ def _html_table(rows: Sequence[tuple[str, ...]]) -> str:
 class RunRecord(Report, frozen=True, kw_only=True):
     """The report of a process that has compiled something. program: the script's name without folders. ended: seconds
     since 1970. run: the same text in all ranks that one launcher started on this machine, '' for a process without a
-    launcher. launch: the launcher's own name for this start, the same on all machines. torch: PyTorch's version."""
+    launcher. launch: the launcher's own name for this start, the same on all machines. torch: PyTorch's version.
+    sources: the lines and modules of graphs that `torchrelay lower --share` has lowered."""
 
     program: str
     pid: int
@@ -158,6 +161,7 @@ class RunRecord(Report, frozen=True, kw_only=True):
     rank: Annotated[int, Meta(ge=0, lt=RANKS)] | None = None
     launch: str = ""
     torch: str = ""
+    sources: dict[Key, NodeSources] = {}
 
 
 class RunReply(Struct, frozen=True):

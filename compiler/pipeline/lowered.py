@@ -183,6 +183,7 @@ class _Lowerer:
             return
         gm = gm or rebuilt.gm
         nodes = list(gm.graph.nodes)
+        positions = {node: position for position, node in enumerate(nodes)}
         operators, left = levels.operators_of(gm, lacks)
         symbols = {
             symbol: name
@@ -200,6 +201,8 @@ class _Lowerer:
                 graph=None if encoded is None else encoded.graph,
                 constants=[] if encoded is None else encoded.constants,
                 names=[node.name for node in nodes],
+                targets=[levels.target_of(node) for node in nodes],
+                inputs=[[positions[each] for each in node.all_input_nodes] for node in nodes],
                 sources=[levels.label_of(node) for node in nodes],
                 operators=operators,
                 left=left,

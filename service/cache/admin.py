@@ -107,25 +107,34 @@ class CacheAdmin:
 
     async def code(self, key: str) -> ArtifactCode:
         """What can be read of the artifact, unverified. Raises NotFound, Unavailable."""
-        entry = await self.entry(key)
-        try:
-            libraries = await self._member(entry, container.LIBRARIES, list[tuple[list[str], str, str]])
-            lowering = await self._member(entry, lowered.MEMBER, lowered.Lowering)
-        except ArtifactError as error:
-            raise NotFound(f"{key} cannot be shown: {error.message}", hint=_AGAIN) from None
+        libraries = await self._member(key, container.LIBRARIES, list[tuple[list[str], str, str]])
+        lowering = await self.lowering(key)
         return ArtifactCode(
             key,
             [Listing(name, source) for _, source, name in libraries or []],
             [
                 ListedLevel(
-                    level.name, [Listing(part.name, part.text) for part in level.parts], level.missing
+                    level.name,
+                    [Listing(part.name, part.text, bool(part.inputs)) for part in level.parts],
+                    level.missing,
                 )
                 for level in (lowering.levels if lowering else [])
             ],
         )
 
-    async def _member(self, entry: CacheEntry, name: str, type: type[T]) -> T | None:
-        """None if there is no such member, or it is too large to be shown. Raises ArtifactError, Unavailable."""
+    async def lowering(self, key: str) -> lowered.Lowering | None:
+        """None if the artifact is none, or too large to be shown. Raises NotFound, Unavailable."""
+        return await self._member(key, lowered.MEMBER, lowered.Lowering)
+
+    async def _member(self, key: str, name: str, type: type[T]) -> T | None:
+        """None if there is no such member, or it is too large to be shown. Raises NotFound, Unavailable."""
+        entry = await self.entry(key)
+        try:
+            return await self._read_member(entry, name, type)
+        except ArtifactError as error:
+            raise NotFound(f"{key} cannot be shown: {error.message}", hint=_AGAIN) from None
+
+    async def _read_member(self, entry: CacheEntry, name: str, type: type[T]) -> T | None:
         head = await self._head(entry)
         listed = await asyncio.to_thread(container.find_member, head, name)
         if listed is None or listed[0].size > _SHOWN_BYTES or listed[2] > _READ_BYTES:

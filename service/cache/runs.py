@@ -130,7 +130,7 @@ class Runs:
             (each.run for each in listed if each.program == summary.program and each.run != summary.run), ""
         )
 
-    async def using(self, key: str) -> tuple[list[runs.RunSummary], int]:
+    async def using(self, key: str) -> tuple[list[tuple[runs.RunSummary, runs.RunRecord]], int]:
         """Those of the latest runs whose first process had a graph with this key; and how many were looked at, at most
         LISTED, and as many as READ_BYTES hold."""
         latest = (await self.latest()).runs
@@ -141,8 +141,8 @@ class Runs:
             for each in looked:
                 pipe.hget(self._keys.run_records(each.run), str(each.rank))
             records = await pipe.execute()
-        found = await asyncio.to_thread(lambda: [_has_graph(record, key) for record in records])
-        return [run for run, used in zip(looked, found, strict=True) if used], len(looked)
+        found = await asyncio.to_thread(lambda: [_record_with(record, key) for record in records])
+        return [(run, used) for run, used in zip(looked, found, strict=True) if used], len(looked)
 
     async def _saved(self, record: runs.RunRecord) -> float:
         """What the artifacts that it did not have compiled took to compile, for each once."""
@@ -153,11 +153,15 @@ class Runs:
             return sum(seconds_saved(text) for text in await pipe.execute() if text is not None)
 
 
-def _has_graph(record: bytes | None, key: str) -> bool:
+def _record_with(record: bytes | None, key: str) -> runs.RunRecord | None:
     with contextlib.suppress(RequestError):
         process = _decoded(record and codec.decompress(record, 2 * RECORD_BYTES), runs.RunProcess)
-        return process is not None and any(graph.key == key for graph in process.record.graphs)
-    return False
+        if process is not None and key in {
+            *process.record.sources,
+            *(it.key for it in process.record.graphs),
+        }:
+            return process.record
+    return None
 
 
 def compare(here: runs.Run, there: runs.Run) -> runs.Comparison:

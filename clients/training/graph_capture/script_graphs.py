@@ -22,7 +22,7 @@ from ....compiler.errors import ClientError, RelayError, SettingsError
 from ....compiler.graph.capture import capture
 from ....compiler.graph.configuration import Mode, split_options
 from ....compiler.request import codec, key, meshes
-from ...artifacts.lowered import source_lines
+from ...artifacts.lowered import module_paths, source_lines
 from ...jobfiles.captured_graphs import MAX_GRAPHS
 from ...patch_compile import DEFAULT, compile_with_backend
 
@@ -44,6 +44,8 @@ class GraphRecorder:
         self.found: dict[str, bytes] = {}
         self.lines: dict[str, dict[str, str]] = {}
         """The program's lines of each graph's nodes, by label."""
+        self.modules: dict[str, dict[str, str]] = {}
+        """The same of the modules that called them."""
         self.skipped: dict[str, None] = {}
         self._mode = mode
         self._unnamed = unnamed
@@ -74,6 +76,7 @@ class GraphRecorder:
                 if name not in self.found:
                     self.found[name] = codec.pack_request(variant)
                     self.lines[name] = source_lines(captured)
+                    self.modules[name] = module_paths(captured)
         except RelayError as error:
             self.skipped.setdefault(f"a graph of {len(gm.graph.nodes)} nodes: {error.message}")
         if len(self.found) >= MAX_GRAPHS:

@@ -61,6 +61,14 @@ def label_of(node: torch.fx.Node) -> str:
     return ".".join(part for part in (found[-1][0].strip("."), found[-1][1]) if part) if found else ""
 
 
+def target_of(node: torch.fx.Node) -> str:
+    """`aten.add.Tensor`, `linear` or `relu`; the kind of a node that calls nothing."""
+    if not node.op.startswith("call"):
+        return node.op
+    target = node.target
+    return str(target) if isinstance(target, str | OpOverload) else str(getattr(target, "__name__", target))
+
+
 def readable(gm: torch.fx.GraphModule) -> str:
     """The graph as code, with types, shapes and marks (GraphModule.print_readable)."""
     return str(gm.print_readable(print_output=False))

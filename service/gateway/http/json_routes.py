@@ -61,7 +61,7 @@ class JsonRouter(APIRouter):
         A route's parameter `body` gets the JSON body, at most `body_bytes` long, decoded to the struct that is the
         parameter's type. body_type: the media type of a body that the route reads itself. reply: the answer's
         description; default: its struct's name. page: makes an HTML page of the struct, for browsers; live: one
-        that renews itself. options: of FastAPI's `add_api_route`.
+        with scripts. options: of FastAPI's `add_api_route`.
         """
 
         def register(route: Route) -> Route:

@@ -68,7 +68,7 @@ def wants_page(request: Request) -> bool:
 def page_response(
     text: str, status: int = 200, headers: Mapping[str, str] = {}, *, live: bool = False
 ) -> Response:
-    """The page, which loads nothing but the gateway's own stylesheet; one that renews itself, its scripts too."""
+    """The page, which loads nothing but the gateway's own stylesheet; live: its scripts too, and what they fetch."""
     policy = {"Content-Security-Policy": f"{_POLICY}; script-src 'self'; connect-src 'self'"} if live else {}
     return Response(text, status, {**_PAGE_HEADERS, **policy, **headers}, "text/html; charset=utf-8")
 
@@ -76,9 +76,8 @@ def page_response(
 def rendered(template: str, request: Request, **values: object) -> str:
     """A page of TEMPLATES. Its links are relative, so that a proxy may put the gateway below a path."""
     up = "../" * (request.url.path.count("/") - 1)
-    return render(
-        TEMPLATES, template, up=up, script=f"{up}{_SCRIPT}", stylesheet=f"{up}{_STYLESHEET}", **values
-    )
+    files = zip(("stylesheet", "script", "graph_script"), STATIC, strict=True)
+    return render(TEMPLATES, template, up=up, **{name: f"{up}{file}" for name, file in files}, **values)
 
 
 def error_page(request: Request, error: RelayError, status: int) -> Response:
@@ -108,6 +107,6 @@ _FILES = [
     _address(".css", FOLDER / "report.css"),
     # One file: htmx, once it has run, may begin before another that brings its extension.
     _address(".js", _VENDOR / "htmx.min.js", _VENDOR / "hx-sse.min.js"),
+    _address(".js", _VENDOR / "dagre.min.js", TEMPLATES / "artifacts" / "graph.js"),
 ]
 STATIC = dict(_FILES)
-(_STYLESHEET, _), (_SCRIPT, _) = _FILES

@@ -1,7 +1,8 @@
-"""GET /artifacts, /artifacts/{key}, its /code and its /file: pages, and JSON; the form that pins and removes."""
+"""GET /artifacts, /artifacts/{key}, its /code, /graph and /file: pages, and JSON; the form that pins and removes."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -11,9 +12,12 @@ from fastapi import Query, Request, Response
 from ....compiler.api.admin import ACTIONS, Action, Artifact, ArtifactCode, ArtifactList
 from ....compiler.api.html.page import Tile, bytes_of, plural, seconds
 from ....compiler.api.html.svg import Axis, Picture, shape
+from ....compiler.api.lowered import DrawnGraph, Lowering
 from ....compiler.artifact.manifest import ARTIFACT_MEDIA_TYPE, Manifest
 from ....compiler.errors import MalformedRequest
+from ....compiler.request.schema import Level
 from ...base.http_bodies import read_body
+from ...cache.drawn_graph import draw
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter, binary_content
 from ..http.page_bodies import for_browsers, rendered
@@ -81,6 +85,19 @@ def code_page(request: Request, read: ArtifactCode) -> str:
     )
 
 
+def graph_page(request: Request, drawn: DrawnGraph) -> str:
+    return rendered(
+        "artifacts/graph.html",
+        request,
+        title=f"Graph of {drawn.key[:12]}",
+        about=[drawn.level, *[drawn.part] * (drawn.part != drawn.level), plural(len(drawn.nodes), "node")],
+        tiles=(),
+        drawn=drawn,
+        listed=_LISTED,
+        namespace=namespace_of(request),
+    )
+
+
 @router.json("GET", "/artifacts", "The artifacts, the last used first", page=list_page)
 async def latest(
     gateway: Gateway,
@@ -97,10 +114,10 @@ async def show(key: CacheKey, gateway: Gateway, grant: Reader, tenant: ReaderTen
     await gateway.write_uses()
     known = await tenant.cache_admin.show(key)
     async with gateway.budgets.work.turn(tenant.namespace):
-        runs, read = await tenant.runs.using(key)
+        used, read = await tenant.runs.using(key)
     actions: list[Action] = ["unpin" if known.entry.pinned else "pin", "remove"]
     return Artifact(
-        *(known.entry, known.signer, known.manifest, known.components, runs, read),
+        *(known.entry, known.signer, known.manifest, known.components, [run for run, _ in used], read),
         actions if grant.allows("admin") else [],
     )
 
@@ -109,6 +126,21 @@ async def show(key: CacheKey, gateway: Gateway, grant: Reader, tenant: ReaderTen
 async def code(key: CacheKey, gateway: Gateway, tenant: ReaderTenant) -> ArtifactCode:
     async with gateway.budgets.work.turn(tenant.namespace):
         return await tenant.cache_admin.code(key)
+
+
+@router.json("GET", "/artifacts/{key}/graph", "A lowered graph, node by node", page=graph_page, live=True)
+async def graph(
+    key: CacheKey,
+    gateway: Gateway,
+    tenant: ReaderTenant,
+    level: Annotated[Level | None, Query(description="The first that has a graph without one")] = None,
+    part: Annotated[str, Query(max_length=80, description="joint, forward, backward ...")] = "",
+) -> DrawnGraph:
+    async with gateway.budgets.work.turn(tenant.namespace):
+        lowering = await tenant.cache_admin.lowering(key)
+        used, _ = await tenant.runs.using(key)
+        sources = next((record.sources[key] for _, record in used if key in record.sources), None)
+        return await asyncio.to_thread(draw, key, lowering or Lowering([]), level or "", part, sources)
 
 
 @router.get(

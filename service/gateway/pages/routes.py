@@ -39,7 +39,7 @@ RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
 _FORM_BYTES = 16 << 10
 _FORM_SECONDS = 10.0
 _PAGE = re.compile(
-    r"(overview|now|runs|misses|artifacts|kernels|jobs|administration)(/[0-9a-f]{1,64}(/code)?)?(\?[A-Za-z0-9=&._-]{0,200})?"
+    r"(overview|now|runs|misses|artifacts|kernels|jobs|administration)(/[0-9a-f]{1,64}(/code|/graph)?)?(\?[A-Za-z0-9=&._-]{0,200})?"
 )
 _YEAR_SECONDS = 365 * 86400
 _SHOWN = 10

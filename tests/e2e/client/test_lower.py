@@ -96,6 +96,43 @@ def test_generated_code_and_machine_code_name_the_lines_that_they_compute(
     assert re.search(r"\bret\b", assembly) and "PyModule_Create2@plt>:" not in assembly
 
 
+def test_shared_lines_and_modules_are_on_the_gateways_page(service: PrivateService, tmp_path: Path) -> None:
+    script = tmp_path / "shared.py"
+    script.write_text(MODEL)
+    done = lower(service, script, "--level", "joint", "--share", "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    (address,) = re.findall(r"http://\S+/graph", done.stderr)
+    with service._get(address.removeprefix(service.url)) as answer:
+        nodes = json.load(answer)["nodes"]
+    products = [node for node in nodes if node["target"] == "aten.addmm.default"]
+    assert [node["module"] for node in products] == ["blocks.0.inner", "blocks.1.inner"]
+    assert all(f"{script}:9 in forward" in node["line"] for node in products)
+    assert any(node["module"].startswith("backward.blocks.0") for node in nodes if "module" in node)
+
+
+MODEL = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.inner(x).relu() + x
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+torch.compile(Model(), backend="torchrelay")(torch.ones(3, 4)).backward()
+"""
+
+
 def directory(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "compile_directory.json").read_text()))
 

@@ -66,15 +66,103 @@ def test_cpp_and_levels_are_shown_with_their_lines(
     key = made(gateway, http)
     assert http.get(f"/artifacts/{key}/code").json() == {
         "key": key,
-        "kernels": [{"name": "libraries/k.so", "text": CPP}],
+        "kernels": [{"name": "libraries/k.so", "text": CPP, "drawable": False}],
         "levels": [
-            {"level": "prims", "listings": [{"name": "forward", "text": "a = 1\nb = <2>"}], "missing": ""},
+            {
+                "level": "prims",
+                "listings": [{"name": "forward", "text": "a = 1\nb = <2>", "drawable": False}],
+                "missing": "",
+            },
             {"level": "ptx", "listings": [], "missing": "the graph has no Triton kernel"},
         ],
     }
     page = browser.get(f"/artifacts/{key}/code").text
     assert "a = 1\nb = &lt;2&gt;" in page and "out[0] = 1 &lt; 2" in page
     assert "the graph has no Triton kernel" in page
+
+
+def joint(nodes: int = 5) -> lowered.LoweredPart:
+    """A parameter, and what its gradient is made of; more nodes follow one another."""
+    more = range(5, nodes)
+    return lowered.LoweredPart(
+        name="joint",
+        text='    primals_1: "f32[4]" = ...\n    mul: "f32[4]cpu" = torch.ops.aten.mul.Tensor(primals_1, 2);',
+        names=["primals_1", "tangents_1", "mul", "mul_1", "output", *(f"neg_{each}" for each in more)],
+        targets=[
+            "placeholder",
+            "placeholder",
+            "aten.mul.Tensor",
+            "aten.mul.Tensor",
+            "output",
+            *["neg"] * len(more),
+        ],
+        inputs=[[], [], [0], [1, 0], [2, 3], *([each - 1] for each in more)],
+        sources=["0", "", "1", "1", "", *[""] * len(more)],
+    )
+
+
+def with_graphs(gateway: Running, http: httpx2.Client, *parts: lowered.LoweredPart) -> str:
+    listed = [lowered.LoweredLevel("joint", list(parts)), lowered.LoweredLevel("ptx", [], "none")]
+    gateway.pool.members = {lowered.MEMBER: msgspec.msgpack.encode(lowered.Lowering(listed))}
+    return made(gateway, http)
+
+
+def test_a_graph_has_the_modules_and_lines_that_its_author_shared(
+    gateway: Running, http: httpx2.Client, browser: httpx2.Client
+) -> None:
+    key = with_graphs(gateway, http, joint())
+    drawn = http.get(f"/artifacts/{key}/graph").json()
+    assert (drawn["level"], drawn["part"], drawn["drawable"]) == ("joint", "joint", [["joint", "joint"]])
+    assert "--share" in drawn["note"]
+    assert [node["name"] for node in drawn["nodes"] if node.get("module")] == ["tangents_1", "mul_1"]
+    assert drawn["nodes"][2] == {
+        "name": "mul",
+        "target": "aten.mul.Tensor",
+        "type": "f32[4]cpu",
+        "inputs": [0],
+    }
+    sources = lowered.NodeSources(["train.py:3"], ["blocks.0"], {"1": (0, 0), "0": (-1, 0), "9": (7, 7)})
+    tell(http, record(sources={key: sources}))
+    drawn = http.get(f"/artifacts/{key}/graph", params={"level": "joint", "part": "joint"}).json()
+    modules = [node.get("module", "") for node in drawn["nodes"]]
+    assert modules == ["blocks.0", "backward.blocks.0", "blocks.0", "backward.blocks.0", ""]
+    assert [node.get("line", "") for node in drawn["nodes"]] == ["", "", "train.py:3", "train.py:3", ""]
+    assert drawn["note"] == ""
+    page = browser.get(f"/artifacts/{key}/graph").text
+    assert "blocks.0" in page and "train.py:3" in page
+    assert 'href="graph?level=joint&amp;part=joint' in browser.get(f"/artifacts/{key}/code").text
+    assert "train.py" in browser.get(f"/artifacts/{key}").text  # the run that shared it
+
+
+def test_many_nodes_without_a_module_are_in_groups(gateway: Running, http: httpx2.Client) -> None:
+    key = with_graphs(gateway, http, joint(120))
+    modules = [node["module"] for node in http.get(f"/artifacts/{key}/graph").json()["nodes"]]
+    assert list(dict.fromkeys(modules)) == ["nodes 0 to 49", "backward", "nodes 50 to 99", "nodes 100 to 149"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"inputs": [[9], [-1], [2], [3], [1 << 62]]}, {"targets": []}, {"sources": ["0"]}, {"names": ["x"] * 9}],
+)
+def test_a_graph_that_says_nonsense_is_drawn_as_far_as_it_goes(
+    gateway: Running, http: httpx2.Client, damage: dict[str, list[object]]
+) -> None:
+    key = with_graphs(gateway, http, msgspec.structs.replace(joint(), **damage))
+    nodes = http.get(f"/artifacts/{key}/graph").json()["nodes"]
+    assert all(used < position for position, node in enumerate(nodes) for used in node.get("inputs", []))
+
+
+def test_what_cannot_be_drawn_is_said(gateway: Running, http: httpx2.Client) -> None:
+    key, other = with_graphs(gateway, http, joint()), made(gateway, http, 2)
+    for params in ({"level": "ptx"}, {"part": "forward"}):
+        answer = http.get(f"/artifacts/{key}/graph", params=params)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["hint"] == "There are joint joint"
+    assert http.get(f"/artifacts/{key}/graph", params={"level": "machine"}).status_code == 422
+    gateway.pool.members = {}
+    plain = made(gateway, http, 3)
+    assert "torchrelay lower" in http.get(f"/artifacts/{plain}/graph").json()["error"]["hint"]
+    assert other != plain
 
 
 @pytest.mark.parametrize("damaged", [b"\xc1", msgspec.msgpack.encode([["x", 1]]), b""])

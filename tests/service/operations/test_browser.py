@@ -104,6 +104,20 @@ def show(chromium: Any, gateway: Running) -> Iterator[Any]:
         context.close()
 
 
+def lowered_part(name: str, layers: int = 30, nodes: int = 40) -> lowered.LoweredPart:
+    """A graph of layers, each a chain whose last node takes its first."""
+    count = layers * nodes
+    inputs = [[each - 1, *[each - nodes + 1] * (each % nodes == nodes - 1)] for each in range(count)]
+    return lowered.LoweredPart(
+        name=name,
+        text="\n".join(f'  {name}{each}: "{EVIL}"' for each in range(count)),
+        names=[f"{name}{each}" for each in range(count)],
+        targets=["placeholder", *[name] * (count - 1)],
+        inputs=[[], *inputs[1:]],
+        sources=[str(each) for each in range(count)],
+    )
+
+
 @pytest.fixture
 def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
     """Addresses of every kind of page, of a namespace in which what users can choose is hostile."""
@@ -112,9 +126,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
     gateway.pool.members = {
         container.LIBRARIES: msgspec.msgpack.encode([([], f"// {EVIL}\nint main() {{}}\n", EVIL)]),
         lowered.MEMBER: msgspec.msgpack.encode(
-            lowered.Lowering(
-                [lowered.LoweredLevel("joint", [lowered.LoweredPart(name=EVIL, text=EVIL)], EVIL)]
-            )
+            lowered.Lowering([lowered.LoweredLevel("joint", [lowered_part(EVIL)], EVIL)])
         ),
     }
     compiled(http, graph(1))
@@ -139,6 +151,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         seconds={"wait": 3.0, EVIL: 9.0},
         started={EVIL: 2},
         traced=(TracedFunction(EVIL, EVIL),),
+        sources={key: lowered.NodeSources([EVIL], [EVIL], {str(each): (0, 0) for each in range(40)})},
         refused=(RefusedOperator(EVIL, EVIL, 1),),
         rank=0,
         launch="none/0/h/29500/2",
@@ -171,6 +184,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         "artifacts": "artifacts",
         "artifact": f"artifacts/{key}",
         "code": f"artifacts/{key}/code",
+        "graph": f"artifacts/{key}/graph",
         "kernels": "kernels",
         "administration": "administration",
         "docs": "docs",
@@ -197,7 +211,7 @@ def test_every_page_is_accessible_and_runs_nothing(
         scripts = [
             each
             for each in scripts
-            if name != "now" or not re.fullmatch(rf"{shown.url}/static/\w+\.js", each)
+            if name not in ("now", "graph") or not re.fullmatch(rf"{shown.url}/static/\w+\.js", each)
         ]
         if scripts or shown.page.evaluate("document.querySelectorAll('main img').length"):
             problems.append("what a user wrote became an element")
@@ -294,6 +308,46 @@ def test_a_jobs_page_renews_itself_is_accessible_and_stops_the_job(
     context.close()
 
 
+def test_a_graph_opens_by_module_moves_and_tells_of_a_node(
+    show: Any, gateway: Running, http: httpx2.Client
+) -> None:
+    layers, nodes = 100, 50
+    levels = [lowered.LoweredLevel("joint", [lowered_part("n", layers, nodes)])]
+    gateway.pool.members = {lowered.MEMBER: msgspec.msgpack.encode(lowered.Lowering(levels))}
+    compiled(http, graph(1))
+    key = gateway.pool.calls[-1]
+    places = {str(each): (0, each // nodes) for each in range(layers * nodes)}
+    shared = lowered.NodeSources(["train.py:7"], [f"h.{layer}" for layer in range(layers)], places)
+    told = RunRecord(program="train.py", pid=1, ended=1.8e9, sources={key: shared})
+    http.post("/v1/runs", content=msgspec.json.encode(told)).raise_for_status()
+    shown = show()
+    page = shown.page
+    shown.open(f"artifacts/{key}/graph")
+    shown.sign_in()
+    boxes = page.locator("#graph g")
+    page.wait_for_selector("#graph g.group")
+    assert boxes.count() == 1  # 5,000 nodes in 100 layers, more than are shown at first
+    page.locator("#graph g[aria-label='open module h, 5000 nodes']").click()
+    assert page.locator("#graph g.group").count() == layers
+    page.locator("#graph g[aria-label='open module h.1, 50 nodes']").press("Enter")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "close module h.1"
+    page.locator("#graph g[aria-label='node n52']").press("Enter")
+    about = page.text_content("#node")
+    assert "train.py:7" in about and "n51" in about and "h.1" in about
+    before = page.get_attribute("#graph svg", "viewBox")
+    area = page.locator("#graph svg").bounding_box()
+    page.mouse.move(area["x"] + 30, area["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(area["x"] + 90, area["y"] + 120)
+    page.mouse.up()
+    moved = page.get_attribute("#graph svg", "viewBox")
+    page.click("text=Larger")
+    assert len({before, moved, page.get_attribute("#graph svg", "viewBox")}) == 3
+    page.click("text=Close all")
+    assert boxes.count() == 1
+    assert shown.violations() == shown.problems == []
+
+
 def test_pages_work_without_scripts_and_by_the_keyboard(show: Any, paths: dict[str, str]) -> None:
     shown = show(java_script_enabled=False)
     shown.open("overview")
@@ -303,6 +357,9 @@ def test_pages_work_without_scripts_and_by_the_keyboard(show: Any, paths: dict[s
     shown.page.keyboard.press("Enter")
     shown.page.wait_for_url("**/runs")
     assert shown.page.text_content("h1") == "Runs"
+    shown.open(paths["graph"])
+    assert "needs JavaScript" in shown.page.text_content("main")
+    assert shown.page.locator("tbody tr").count() == 100
 
 
 def test_an_administrator_pins_downloads_and_removes_an_artifact(
