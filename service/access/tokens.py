@@ -11,6 +11,7 @@ import hmac
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -32,6 +33,7 @@ from .namespaces import EVERY, Namespaces
 from .unknown_tokens import UnknownTokens
 
 if TYPE_CHECKING:
+    from .oidc.code_flow import CodeFlow
     from .oidc.jwt_tokens import JwtTokens
 
 OWNER_ID = "owner"
@@ -156,6 +158,11 @@ class Tokens:
     def sign_in(self) -> SignInReply:
         """Where people get tokens that are accepted here, other than from an administrator."""
         return SignInReply([]) if self._jwts is None else self._jwts.sign_in()
+
+    @property
+    def code_flows(self) -> Sequence[CodeFlow]:
+        """How a browser gets one of these tokens."""
+        return () if self._jwts is None else self._jwts.code_flows
 
     async def _admit(self, identity: str, record_json: bytes = b"") -> Grant:
         """Counts one request. identity: an issued token's digest; or the id of a record that Redis does not have, with

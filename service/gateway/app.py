@@ -26,6 +26,7 @@ from .http.page_bodies import page_response
 from .pages import administration, jobs, kernels
 from .pages import artifacts as artifact_pages
 from .pages import routes as pages
+from .pages import sign_in as page_sign_in
 from .pages.views import described
 from .parts import GatewayParts
 from .routes import health, status
@@ -57,6 +58,7 @@ ROUTERS = tuple(
         pages,
         artifact_pages,
         kernels,
+        page_sign_in,
         jobs,
         administration,
     )

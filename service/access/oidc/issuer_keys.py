@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
-import httpx2
 import jwt
-import msgspec
 import structlog
 from msgspec import Struct
 
-from ....compiler import decoding
 from ....compiler.errors import Unauthenticated, Unavailable
-from .sign_in_file import Issuer, is_loopback
+from .provider import ProviderHttp
+from .sign_in_file import Issuer
 
 log = structlog.get_logger(__name__)
 
@@ -32,10 +28,7 @@ USABLE_SECONDS = 86400.0
 """Known keys count for so long without a newer list."""
 PAUSE_SECONDS = 10.0
 """The least time between two fetches, whatever they brought."""
-_FETCH_SECONDS = 5.0
-_DOCUMENT_BYTES = 256 << 10
 _MOST_KEYS = 100
-T = TypeVar("T")
 
 
 class _Discovery(Struct):
@@ -52,7 +45,7 @@ class IssuerKeys:
 
     def __init__(self, issuer: Issuer) -> None:
         self._issuer = issuer
-        self._certificates = issuer.certificates()
+        self._http = ProviderHttp(issuer)
         self._keys: dict[str, jwt.PyJWK] = {}
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
@@ -86,51 +79,17 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         """The issuer's keys, in place of those known; if they cannot be had these stay, and the log says why."""
         try:
-            async with asyncio.timeout(_FETCH_SECONDS):
-                self._keys = await self._listed()
-        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError, OSError) as error:
+            self._keys = await self._listed()
+        except ProviderHttp.ERRORS as error:
             reason = str(error) or type(error).__name__
             log.warning("sign_in_keys_not_fetched", issuer=self._issuer.issuer, error=reason)
         else:
             self._fetched = time.monotonic()
 
     async def _listed(self) -> dict[str, jwt.PyJWK]:
-        """Raises httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError."""
-        loopback = is_loopback(urlsplit(self._issuer.issuer).hostname or "")
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-        if self._issuer.token_file:
-            headers["Authorization"] = f"Bearer {Path(self._issuer.token_file).read_text('ascii').strip()}"
-        async with httpx2.AsyncClient(
-            verify=self._certificates, headers=headers, trust_env=not loopback, follow_redirects=False
-        ) as http:
-            uri = self._issuer.jwks_uri or await self._discovered(http)
-            return _usable((await _get(http, uri, _KeySet)).keys)
-
-    async def _discovered(self, http: httpx2.AsyncClient) -> str:
-        issuer = self._issuer
-        url = f"{issuer.issuer.rstrip('/')}/.well-known/openid-configuration"
-        found = await _get(http, url, _Discovery)
-        if found.issuer != issuer.issuer:
-            raise ValueError(f"{url} is the document of {found.issuer[:200]!r}")
-        if not issuer.allows(found.jwks_uri):
-            raise ValueError(f"{url} has its keys at {found.jwks_uri[:200]!r}, which is no https:// address")
-        return found.jwks_uri
-
-
-async def _get(http: httpx2.AsyncClient, url: str, type: type[T]) -> T:
-    """A JSON document. Raises httpx2.HTTPError, ValueError."""
-    body = bytearray()
-    async with http.stream("GET", url) as response:
-        if response.status_code != 200:
-            raise ValueError(f"{url} answers HTTP {response.status_code}")
-        async for part in response.aiter_raw():
-            body += part
-            if len(body) > _DOCUMENT_BYTES:
-                raise ValueError(f"{url} has more than {_DOCUMENT_BYTES} bytes")
-    try:
-        return decoding.from_json(bytes(body), type=type)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{url}: {error}") from None
+        """Raises ProviderHttp.ERRORS."""
+        uri = self._issuer.jwks_uri or (await self._http.discovered(_Discovery)).jwks_uri
+        return _usable((await self._http.document(uri, _KeySet)).keys)
 
 
 def _usable(listed: list[dict[str, Any]]) -> dict[str, jwt.PyJWK]:

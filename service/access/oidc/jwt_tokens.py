@@ -19,6 +19,7 @@ import structlog
 from ....compiler.api.admin import Role, TokenRecord
 from ....compiler.api.sign_in import SignInProvider, SignInReply
 from ....compiler.errors import Forbidden, Unauthenticated
+from .code_flow import CodeFlow
 from .issuer_keys import ALGORITHMS, IssuerKeys
 from .sign_in_file import Issuer, SignInRule, read_issuers
 
@@ -56,6 +57,7 @@ class JwtTokens:
     def __init__(self, file: Path) -> None:
         """Raises SettingsError."""
         self._issuers = {each.issuer: (each, IssuerKeys(each)) for each in read_issuers(file)}
+        self.code_flows = [CodeFlow(each) for each, _ in self._issuers.values() if each.browsers]
         self._checked: OrderedDict[bytes, tuple[float, TokenRecord]] = OrderedDict()  # until when, by digest
 
     def looks_like_one(self, token: str) -> bool:

@@ -52,6 +52,8 @@ class Issuer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the audit log calls a holder; without that claim it is `sub`."""
     client_id: Annotated[str, Meta(max_length=1024)] = ""
     """The id of `torchrelay login`, a public client with the device flow; '': nobody signs in there."""
+    browsers: bool = False
+    """Pages offer this sign-in too: the provider takes people back to `/sign-in/callback` of the gateway's address."""
     scopes: Annotated[list[Text], Meta(max_length=32)] = msgspec.field(
         default_factory=lambda: ["openid", "offline_access"]
     )
@@ -120,6 +122,8 @@ def read_issuers(path: Path) -> list[Issuer]:
                     f"{path} has the issuer {url}, which is no https:// address",
                     hint="Use https://, or `allow_http = true` in a network that you trust",
                 )
+        if each.browsers and not each.client_id:
+            raise SettingsError(f"{path} has `browsers` for {each.issuer} without a `client_id`")
     names = [each.issuer for each in found]
     if len(set(names)) < len(names):
         raise SettingsError(f"{path} has an issuer twice", hint="One entry for each, with all its rules")

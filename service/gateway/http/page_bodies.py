@@ -92,7 +92,10 @@ def error_page(request: Request, error: RelayError, status: int) -> Response:
 def sign_in_page(request: Request, then: str, error: RelayError | None = None, status: int = 200) -> Response:
     """then: which page follows. error: why the token that came is not taken."""
     told = error if request.cookies.get(COOKIE) or not is_page(request) else None
-    text = rendered("sign_in.html", request, title="Sign in", tiles=(), then=then, error=told)
+    providers = [each.name for each in request.app.state.gateway.tokens.code_flows]
+    text = rendered(
+        "sign_in.html", request, title="Sign in", tiles=(), then=then, error=told, providers=providers
+    )
     return page_response(text, status, {"Cache-Control": "no-store"})
 
 

@@ -1,15 +1,10 @@
 """GET /overview, /overview.csv, /now, /runs, /runs/{run} and /misses/{key}: pages, and JSON; POST /v1/runs, by which a
-process tells of its run; the form by which a browser signs in.
-
-A browser's token is in a cookie that scripts cannot read and other sites cannot send with a form; it opens pages alone.
-"""
+process tells of its run."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Annotated
-from urllib.parse import parse_qs
 
 from fastapi import Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -19,15 +14,12 @@ from ....compiler.api import runs
 from ....compiler.api.compiles import MissExplanation
 from ....compiler.api.now import Now
 from ....compiler.api.usage import Overview, Period, SlowMiss
-from ....compiler.errors import NotFound, RelayError, Unauthenticated
-from ...access.page_tickets import TICKET_SECONDS
-from ...base.http_bodies import read_body
+from ....compiler.errors import NotFound
 from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import DEFAULT_NAMESPACE
-from ..http.authentication import authenticated
-from ..http.errors import documented, error_response
+from ..http.errors import documented
 from ..http.json_routes import JsonRouter
-from ..http.page_bodies import COOKIE, STATIC, TEMPLATES, check_own_form, for_browsers, sign_in_page
+from ..http.page_bodies import STATIC, TEMPLATES, for_browsers
 from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
 from . import live, views
@@ -36,11 +28,6 @@ from .now import part_of_now, read_now
 router = JsonRouter("runs")
 
 RunId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="A run's id")]
-_FORM_BYTES = 16 << 10
-_FORM_SECONDS = 10.0
-_PAGE = re.compile(
-    r"(overview|now|runs|misses|artifacts|kernels|jobs|administration)(/[0-9a-f]{1,64}(/code|/graph)?)?(\?[A-Za-z0-9=&._-]{0,200})?"
-)
 _YEAR_SECONDS = 365 * 86400
 _SHOWN = 10
 """Latest runs, and slowest misses, of the overview."""
@@ -141,65 +128,6 @@ async def run(
 )
 async def miss(request: Request, key: CacheKey, tenant: ReaderTenant) -> MissExplanation:
     return await tenant.misses.explain(key, gone=request.is_disconnected)
-
-
-# --- the sign-in of a browser ------------------------------------------------------------------------------
-
-
-@router.json("POST", "/v1/page-tickets", "A link that signs a browser in, once", status=201)
-async def page_ticket(request: Request, gateway: Gateway, grant: Reader) -> runs.PageTicket:
-    ticket = await gateway.page_tickets.issue(request.headers["authorization"].partition(" ")[2])
-    return runs.PageTicket(f"/sign-in?ticket={ticket}", TICKET_SECONDS)
-
-
-@router.get("/sign-in", include_in_schema=False)
-async def sign_in_form(
-    request: Request, gateway: Gateway, ticket: str = "", then: str = "overview"
-) -> Response:
-    """The form; or, with a ticket, what the form would do."""
-    then = then if _PAGE.fullmatch(then) else "overview"
-    if not ticket:
-        return sign_in_page(request, then)
-    token = await gateway.page_tickets.redeem(ticket)
-    if not token:
-        error = Unauthenticated(f"the link was used, or is older than {TICKET_SECONDS} s")
-        return sign_in_page(request, then, error, 401)
-    return await _signed_in(request, gateway, token, then)
-
-
-@router.post("/sign-in", include_in_schema=False)
-async def sign_in(request: Request, gateway: Gateway) -> Response:
-    """Checks the form's token, and gives it to the browser in a cookie."""
-    check_own_form(request)
-    body = await read_body(request, _FORM_BYTES, seconds=_FORM_SECONDS)
-    form = {name: values[0] for name, values in parse_qs(body.decode("ascii", "replace")).items()}
-    then = form.get("then", "")
-    then = then if _PAGE.fullmatch(then) else "overview"
-    return await _signed_in(request, gateway, form.get("token", "").strip(), then)
-
-
-async def _signed_in(request: Request, gateway: GatewayParts, token: str, then: str) -> Response:
-    """To the page `then`, with the token in a cookie; or the form again, which says why not."""
-    try:
-        if not token.isascii() or not token.isprintable() or {" ", ";"} & set(token):
-            raise Unauthenticated("the token is not known")
-        await authenticated(request, token, "read")
-    except Unauthenticated as error:
-        return sign_in_page(request, then, error, 401)
-    except RelayError as error:
-        return error_response(request, error, gateway.settings.retry_after_seconds)
-    response = Response(status_code=303, headers={"Location": then, "Cache-Control": "no-store"})
-    secure = request.url.scheme == "https"
-    response.set_cookie(COOKIE, token, 30 * 86400, secure=secure, httponly=True, samesite="lax")
-    return response
-
-
-@router.post("/sign-out", include_in_schema=False)
-async def sign_out(request: Request) -> Response:
-    check_own_form(request)
-    response = Response(status_code=303, headers={"Location": "sign-in"})
-    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
-    return response
 
 
 @router.get("/llms.txt", include_in_schema=False)

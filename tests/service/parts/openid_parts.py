@@ -66,6 +66,21 @@ class OpenIdProvider:
                     return
             assert answer.status_code == 200, answer.text
 
+    def sign_in(self, browser: httpx2.Client, page: str, login: str) -> str:
+        """What a person does at the provider, to which `page` leads; where the provider leads to in the end."""
+        answer = browser.get(page)
+        while True:
+            form = _Form.of(answer.text)
+            if answer.next_request is not None:
+                if not str(answer.next_request.url).startswith(self.issuer):
+                    return str(answer.next_request.url)
+                answer = browser.send(answer.next_request)
+            else:
+                assert form is not None, answer.text
+                typed = {"login": login, "password": "any"}
+                fields = {name: value or typed.get(name, "") for name, value in form.fields.items()}
+                answer = browser.post(urljoin(str(answer.url), form.action), data=fields)
+
 
 class _Form(HTMLParser):
     """The first form of a page."""

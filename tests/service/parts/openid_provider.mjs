@@ -14,9 +14,10 @@ const provider = new Provider(`http://127.0.0.1:${port}`, {
   clients: [{
     client_id: 'torchrelay-cli',
     token_endpoint_auth_method: 'none',
-    grant_types: ['urn:ietf:params:oauth:grant-type:device_code', 'refresh_token'],
-    redirect_uris: [],
-    response_types: [],
+    grant_types: ['urn:ietf:params:oauth:grant-type:device_code', 'refresh_token', 'authorization_code'],
+    redirect_uris: ['http://127.0.0.1/sign-in/callback'],
+    application_type: 'native',
+    response_types: ['code'],
   }],
   jwks: { keys: [key] },
   cookies: { keys: ['only of tests'] },
