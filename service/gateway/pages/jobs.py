@@ -17,6 +17,7 @@ from ....compiler.errors import MalformedRequest
 from ...access.tokens import Grant
 from ...base.async_tasks import Recent
 from ...base.http_bodies import read_body
+from ..http import live_pages
 from ..http.event_stream import ServerEvent
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import for_browsers
@@ -32,7 +33,6 @@ from ..routes.parameters import (
     check_training,
 )
 from . import job_views as views
-from . import live
 
 router = JsonRouter("training")
 
@@ -83,7 +83,7 @@ async def part(
     async def made() -> ServerEvent:
         async with gateway.budgets.work.turn(tenant.namespace):
             shown = await _read(job, grant, tenant, rank, search)
-        return await live.part(lambda: views.job_part(request, shown))
+        return await live_pages.part(lambda: views.job_part(request, shown))
 
     async def latest() -> ServerEvent:
         known = tenant.parts_of_jobs
@@ -92,7 +92,7 @@ async def part(
             known.clear()
         return await known.setdefault(key, Recent(_PART_SECONDS)).get(made)
 
-    return live.parts(request, gateway, latest, last_event_id)
+    return live_pages.parts(request, gateway, latest, last_event_id)
 
 
 @router.post("/jobs/{job}", include_in_schema=False)

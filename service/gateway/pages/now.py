@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from ....compiler.api.now import CurrentJob, Now
 from ...access.tokens import Grant
 from ...base.async_tasks import Recent
+from ..http import live_pages
 from ..http.event_stream import ServerEvent
 from ..parts import NOW_SECONDS, GatewayParts, GatewayTenant
 from ..routes.health import ready_parts
-from . import live, views
+from . import views
 
 
 async def read_now(gateway: GatewayParts, grant: Grant, tenant: GatewayTenant) -> Now:
@@ -31,7 +32,7 @@ async def part_of_now(
 
     async def make() -> ServerEvent:
         current = await read_now(gateway, grant, tenant)
-        return await live.part(lambda: views.now_part(request, current))
+        return await live_pages.part(lambda: views.now_part(request, current))
 
     seen = (grant.everywhere, request.query_params.get("namespace", ""))
     return await tenant.parts_of_now.setdefault(seen, Recent(NOW_SECONDS)).get(make)

@@ -17,12 +17,13 @@ from ....compiler.api.usage import Overview, Period, SlowMiss
 from ....compiler.errors import NotFound
 from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import DEFAULT_NAMESPACE
+from ..http import live_pages
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import STATIC, TEMPLATES, for_browsers
 from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
-from . import live, views
+from . import views
 from .now import part_of_now, read_now
 
 router = JsonRouter("runs")
@@ -93,7 +94,9 @@ async def now_events(
     request: Request, gateway: Gateway, grant: Reader, tenant: ReaderTenant, last_event_id: LastEventId = ""
 ) -> Response:
     """The part of the page that changes, as often as it does."""
-    return live.parts(request, gateway, lambda: part_of_now(request, gateway, grant, tenant), last_event_id)
+    return live_pages.parts(
+        request, gateway, lambda: part_of_now(request, gateway, grant, tenant), last_event_id
+    )
 
 
 @router.json("GET", "/runs", "The latest runs", page=views.latest)

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 from service_parts import ArtifactPool, RedisServer, StartGateway, client_of, graph, post
 from torchrelay.service.gateway.http.page_bodies import STATIC, TEMPLATES
-from torchrelay.service.gateway.pages import live, views
+from torchrelay.service.gateway.http import live_pages
+from torchrelay.service.gateway.pages import views
 from torchrelay.service.storage.redis.keys import Keys
 from waiting import wait_until
 
@@ -93,8 +94,8 @@ def test_the_page_is_sent_again_when_something_changes(start_gateway: StartGatew
 def test_a_stream_ends_so_that_its_token_is_checked_again(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_STREAM_SECONDS", 1.0)
-    monkeypatch.setattr(live, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(live_pages, "_STREAM_SECONDS", 1.0)
+    monkeypatch.setattr(live_pages, "_LOOK_SECONDS", 0.2)
     gateway = start_gateway()
     with gateway.http() as http:
         made = http.post("/v1/tokens", json={"name": "x", "roles": ["read"]}).json()
@@ -111,7 +112,7 @@ def test_a_busy_service_makes_the_page_once_for_all_who_look(
     made: list[float] = []
     page = views.now_part
     monkeypatch.setattr(views, "now_part", lambda *given: (made.append(time.monotonic()), page(*given))[1])
-    monkeypatch.setattr(live, "_STREAM_SECONDS", 3.0)
+    monkeypatch.setattr(live_pages, "_STREAM_SECONDS", 3.0)
     gateway = start_gateway(ArtifactPool(seconds=30))
     with gateway.http() as http, ThreadPoolExecutor(8) as threads:
         looks = [threads.submit(http.get, "/now/events") for _ in range(8)]
