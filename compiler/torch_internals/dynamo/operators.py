@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -96,15 +97,24 @@ def watching_calls(on_call: OnCall) -> AbstractContextManager[object]:
 
     A mode of torch.utils._python_dispatch. A higher-order operator is one call; called_graph has its graph.
     """
+    watch = _watch_class()()
+    watch.on_call = on_call
+    return watch  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _watch_class() -> Any:
+    """Made once: a class for each watch would keep what the watch has seen until garbage is collected."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         supports_higher_order_operators = True
+        on_call: OnCall
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return on_call(func, args, kwargs or {})
+            return self.on_call(func, args, kwargs or {})
 
-    return Watch()  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+    return Watch
 
 
 def called_graph(operator: Any, args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,31 @@ def test_inputs_that_no_run_changes_are_not_held_during_further_runs(monkeypatch
         verify(request, off(request, 0.1, seen))
     assert len(seen) >= 9
     assert held["{'exact': True}"] == held["{'rounded': 1}"] == 0
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_nothing_waits_for_garbage_collection(monkeypatch: pytest.MonkeyPatch, wrong: bool) -> None:
+    """A step's activations and inputs are some GiB, which a GPU has no room for twice."""
+    request, seen, random_inputs = layers(16), [], verify_module.random_inputs
+
+    def drawn(*args: Any) -> list[Any]:
+        values = random_inputs(*args)
+        seen.extend(StorageWeakRef(value.untyped_storage()) for value in values)
+        return list(values)
+
+    monkeypatch.setattr(verify_module, "random_inputs", drawn)
+    gc.collect()
+    gc.disable()
+    try:
+        if wrong:
+            with pytest.raises(VerifyFailed):
+                verify(request, off(request, 0.1))
+        else:
+            assert verify(request, off(request, 0.0)).status == "passed"
+        assert len(seen) >= 27
+        assert [memory.expired() for memory in seen] == [True] * len(seen)
+    finally:
+        gc.enable()
 
 
 def held_bytes() -> int:
