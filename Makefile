@@ -14,13 +14,28 @@ SHARE ?= 0/1
 # Which versions, PyTorch's and maybe Python's: make test-versions VERSIONS="2.15 2.11@python3.12"
 VERSIONS ?=
 
-.PHONY: demo test test-all test-slow test-aarch64 test-versions test-gpu check docs flow bench clean
+# Percent of lines that the short tests run at least.
+COVERED := 53
 
-$(VENV)/.ready: pyproject.toml
+.PHONY: demo test test-all test-slow test-aarch64 test-versions test-gpu coverage check docs dist images locks flow bench clean
+
+# setuptools warns that an editable installation is one.
+EDITABLE := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install -q -e
+
+$(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e ".[server,cli,examples,dev]"
+	$(EDITABLE) ".[server,cli,examples]"
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.installed
+	$(EDITABLE) ".[dev]"
+	@touch $@
+
+# What a release is made with.
+$(VENV)/.release: $(VENV)/.installed
+	$(EDITABLE) ".[release]"
 	@touch $@
 
 # An OpenID provider for the tests of signing in; they skip where there is no npm, or nothing to install from.
@@ -77,7 +92,7 @@ $(VENV)/.browser: $(VENV)/.ready
 
 # Sphinx with MyST and furo, for the site of docs/. Without it the tests of the site skip.
 $(VENV)/.docs: $(VENV)/.ready
-	@if $(BIN)/python -m pip install -q -e ".[docs]"; then touch $@; fi
+	@if $(EDITABLE) ".[docs]"; then touch $@; fi
 
 # ExecuTorch for the tests of .pte exports: what of it these need beside [dev]. Without it they skip.
 $(VENV)/.executorch: $(VENV)/.ready
@@ -89,7 +104,7 @@ $(VENV)/.aarch64: $(VENV)/.ready
 	rm -rf $(VENV)/targets/aarch64
 	$(BIN)/python .ci/aarch64.py && touch $@
 
-demo: $(VENV)/.ready  ## local, through the service, and as a second teammate without a compiler
+demo: $(VENV)/.installed  ## local, through the service, and as a second teammate without a compiler
 	$(BIN)/torchrelay demo
 
 # In processes, which tests/conftest.py gives their shares; one more than two processors, since many tests mostly wait.
@@ -115,6 +130,11 @@ test-versions: $(VENV)/.ready  ## the short tests with each supported PyTorch, i
 test-gpu:  ## on a host with an NVIDIA GPU; uses the Python that runs make
 	$(PYTHON) -m pytest tests/gpu
 
+# Of the processes that pytest runs in; workers and their jobs are others, and are not counted.
+coverage: $(VENV)/.ready  ## the short tests, and how many lines of the packages they run
+	$(BIN)/python -m pip install -q "pytest-cov>=7"
+	$(PYTEST) -m "quick and not slow" --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERED)
+
 # mypy finds packages by folder name, and a checkout's folder may have any name: hence the link.
 check: $(VENV)/.ready $(VENV)/.helm $(VENV)/.docs  ## lint, types, import direction, number of lines; documents' links, paths, commands, settings, code, and their site; the Helm chart
 	$(BIN)/ruff check .
@@ -129,6 +149,28 @@ check: $(VENV)/.ready $(VENV)/.helm $(VENV)/.docs  ## lint, types, import direct
 docs: $(VENV)/.ready $(VENV)/.docs  ## the site of docs/, in docs/_build: open docs/_build/index.html
 	$(BIN)/sphinx-build -q -W --keep-going -E docs docs/_build
 
+PYTHONS := 3.11 3.12 3.13 3.14
+
+dist: $(VENV)/.release  ## in dist/: sdist, a wheel made of it, and for each Python what its images hold (CycloneDX); then the images
+	rm -rf dist && $(BIN)/python -m build -q && $(BIN)/twine check --strict dist/*
+	for python in $(PYTHONS); do \
+	  $(BIN)/python deploy/sbom.py deploy/locks/server-$$python.txt > dist/images-$$python.cdx.json || exit 1; done
+	@$(MAKE) --no-print-directory images
+
+# What `info` says shows whether an engine answers: the command alone is often there without one.
+images:  ## each image for each Python, where docker, podman or buildah can build
+	@for each in docker podman buildah; do if $$each info >/dev/null 2>&1; then build=$$each; break; fi; done; \
+	[ -n "$$build" ] || { echo "no docker, podman or buildah can build here: no image was made"; exit 0; }; \
+	version=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' compiler/__init__.py); \
+	for python in $(PYTHONS); do for target in gateway signer worker-cpu worker-gpu; do \
+	  $$build build -q -f deploy/Dockerfile --build-arg PYTHON=$$python --target $$target \
+	    -t torchrelay-$$target:$$version-py$$python . || exit 1; done; done
+
+locks: $(VENV)/.release  ## deploy/locks/ anew: what the images install, with hashes
+	for python in $(PYTHONS); do $(BIN)/python deploy/requirements.py server | $(BIN)/uv pip compile -q --upgrade - \
+	  --generate-hashes --python-version $$python --python-platform x86_64-manylinux_2_28 --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links -o deploy/locks/server-$$python.txt || exit 1; done
+
 flow:  ## the stages in order, as their modules tell it
 	@$(PYTHON) docs/flow.py
 
@@ -137,4 +179,4 @@ bench: $(VENV)/.ready  ## first step and step time against PyTorch's own ways; g
 	$(BIN)/python benchmarks/gateway.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info out
+	rm -rf $(VENV) build dist *.egg-info out

@@ -26,7 +26,7 @@ def require_executorch() -> None:
     except (ImportError, OSError, AttributeError) as error:
         raise ExportFailed(
             f"--format pte needs ExecuTorch: {error}",
-            hint=f"pip install 'torchrelay[executorch]', in the version for torch {torch.__version__}; "
+            hint=f"pip install executorch, in the version for torch {torch.__version__}; "
             "for a node, name executorch in the file of --requirements",
         ) from None
 
