@@ -195,11 +195,8 @@ def test_settings_exist(page: Path) -> None:
         assert any(name.endswith(end) for name in known), f"...{end} is no setting's end"
 
 
-def test_the_readme_lists_all_settings_of_the_client() -> None:
-    rows = re.findall(
-        r"^\| `(TORCHRELAY_\w+)`", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert sorted(rows) == sorted(f"TORCHRELAY_{name.upper()}" for name in ClientSettings.__struct_fields__)
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=called)
