@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from rich.console import Console
 from rich.text import Text
 
-from ....compiler import VERSION, decoding, errors
+from ....compiler import VERSION, decoding, errors, install_hint
 from ....compiler.api import compiles
 from ....compiler.artifact.signing import key_text
 from ....compiler.request import schema
@@ -138,7 +138,7 @@ def _backend(gateway: GatewayClient, settings: ClientSettings) -> str:
     if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="torchrelay"):
         raise errors.ClientError(
             "torch.compile does not find the backend",
-            hint="Run `pip install .` in the folder of torchrelay's source; a folder on PYTHONPATH has no entry points",
+            hint=f"{install_hint()}; a folder on PYTHONPATH has no entry points",
         )
     return 'torch.compile(..., backend="torchrelay") is registered'
 

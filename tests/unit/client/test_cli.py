@@ -373,7 +373,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it() -> None:
     from torchrelay.clients.commands.start_service import replace_process
     from torchrelay.compiler.errors import ClientError
 
-    with pytest.raises(ClientError, match=r"needs no_such_module\. Run `pip install '\.\[server\]'` in"):
+    with pytest.raises(ClientError, match=r"needs no_such_module\. Run `pip install .*\[server\]'`"):
         replace_process("anything", needs=("json", "no_such_module"), extra="server")
 
 
@@ -387,7 +387,7 @@ def test_without_the_cli_extra_the_command_says_what_to_install(environment: dic
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install '.[cli]'" in done.stderr
+    assert "Run `pip install " in done.stderr and "[cli]'`" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -402,4 +402,5 @@ def test_up_without_a_part_of_the_server_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert f"this command needs {missing}. Run `pip install '.[server]'` in" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"this command needs {missing}. Run `pip install " in said and "[server]'`" in said

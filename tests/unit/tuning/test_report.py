@@ -250,7 +250,7 @@ def test_without_pictures_nothing_but_the_page_is_written(tmp_path, monkeypatch)
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="matplotlib") as error:
         tune_command.write_report(str(lock), tmp_path / "out", None, True)
-    assert "pip install '.[report]'" in str(error.value)
+    assert "[report]'`" in str(error.value)
     assert not (tmp_path / "out").exists()
     tune_command.write_report(str(lock), tmp_path / "out", None, False)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
