@@ -442,6 +442,8 @@ def process_backend() -> RelayBackend:
     the prefetch, begin with it. Raises SettingsError."""
     settings, report, launch = load_settings(), process_report(), load_launcher_info()
     backend = RelayBackend(settings, report, prefetch_with(settings), launch)
+    if settings.url:
+        report.errors_page = f"{settings.url.rstrip('/')}/errors"
     if settings.report is not None:
         report.write_at_exit(settings.report)
     if settings.trace is not None:

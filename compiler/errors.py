@@ -1,6 +1,6 @@
 """The one error tree: every failure has a stable code, an HTTP status and a hint on what to do next.
 
-RelayError
+RelayError                error                500  any of these
   RequestError            the request cannot be taken (4xx); asking again with the same bytes fails again
     MalformedRequest        malformed            422  not msgpack, wrong schema, wrong types
     SchemaMismatch          schema_mismatch      422  client and gateway speak different schema versions
@@ -375,6 +375,15 @@ def _tree(root: type[RelayError]) -> dict[str, type[RelayError]]:
 
 
 BY_CODE: dict[str, type[RelayError]] = _tree(RelayError)
+
+
+_BRANCH = re.compile(r"^ *(\w+) {2,}(?:[a-z_]+ +(?:\d{3}|-)(?: +|$))?(.*)$", re.MULTILINE)
+
+
+def meanings() -> dict[type[RelayError], str]:
+    """What each error of the tree above means, in its order."""
+    classes = {each.__name__: each for each in BY_CODE.values()}
+    return {classes[name]: meaning for name, meaning in _BRANCH.findall(__doc__ or "") if name in classes}
 
 
 def from_code(code: str, message: str, advice: str = "") -> RelayError:

@@ -26,7 +26,6 @@ from torchrelay.service.base.settings import ServiceSettings
 DOCS = Path(__file__).parent
 UNITS = {30: "GiB", 20: "MiB", 10: "KiB", 0: "bytes"}
 _MARK = re.compile(r"<!-- generated: (\w+) -->")
-_TREE = re.compile(r"^ *(\w+) {2,}(?:([a-z_]+) +(?:\d{3}|-)(?: +|$))?(.*)$", re.MULTILINE)
 _STATUS = re.compile(r"^Status: (\w[\w ]*?)(?: by \[.*\))?\. Date: (\d{4}-\d\d-\d\d)\.$", re.MULTILINE)
 
 
@@ -175,16 +174,17 @@ def service_settings() -> str:
 
 
 def error_codes() -> str:
-    """All codes in the order of the tree in the module's docstring, which has the meanings."""
     lines = []
-    classes = {each.__name__: each for each in errors.BY_CODE.values()}
-    for name, _, meaning in _TREE.findall("RelayError  error  500  any of these\n" + (errors.__doc__ or "")):
-        if each := classes.pop(name, None):
-            local = issubclass(each, errors.ClientError)
-            status = "Raised in the user's process only" if local else f"HTTP status {each.status}"
-            lines += ["", f"## {each.code}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
-            lines += [f"{status}; `torchrelay.errors.{name}`.{f' Hint: {each.hint}.' if each.hint else ''}"]
-    assert not classes, f"not in the tree of compiler/errors.py: {', '.join(classes)}"
+    meanings = errors.meanings()
+    for each, meaning in meanings.items():
+        local = issubclass(each, errors.ClientError)
+        status = "Raised in the user's process only" if local else f"HTTP status {each.status}"
+        lines += ["", f"## {each.code}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
+        lines += [
+            f"{status}; `torchrelay.errors.{each.__name__}`.{f' Hint: {each.hint}.' if each.hint else ''}"
+        ]
+    lacking = [each.__name__ for each in errors.BY_CODE.values() if each not in meanings]
+    assert not lacking, f"not in the tree of compiler/errors.py: {', '.join(lacking)}"
     return "\n".join(lines)
 
 

@@ -99,6 +99,8 @@ class RunReport:
         self._started: Counter[str] = Counter()
         self._traced: dict[TracedFunction, None] = {}
         self.trace: StartTrace | None = None
+        self.errors_page = ""
+        """Where the gateway says what each error code means; '' without a gateway."""
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._graphs: deque[GraphRecord] = deque(maxlen=_GRAPHS_KEPT)
         self._background: list[GraphRecord] = []
@@ -300,7 +302,8 @@ class RunReport:
         with self._lock:
             first = (cause, operator) not in self._warned
             self._warned.add((cause, operator))
-        text = f"torchrelay: {what}: {error}"
+        page = f" ({self.errors_page}#{error.code})" if self.errors_page else ""
+        text = f"torchrelay: {what}: {error}{page}"
         if not first:
             _log.info("%s", text)
             return

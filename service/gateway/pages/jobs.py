@@ -17,7 +17,7 @@ from ....compiler.errors import MalformedRequest
 from ...access.tokens import Grant
 from ...base.async_tasks import Recent
 from ...base.http_bodies import read_body
-from ..http import live_pages
+from .. import live_pages
 from ..http.event_stream import ServerEvent
 from ..http.json_routes import JsonRouter
 from ..http.page_bodies import for_browsers

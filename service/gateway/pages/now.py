@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ....compiler.api.now import CurrentJob, Now
 from ...access.tokens import Grant
 from ...base.async_tasks import Recent
-from ..http import live_pages
+from .. import live_pages
 from ..http.event_stream import ServerEvent
 from ..parts import NOW_SECONDS, GatewayParts, GatewayTenant
 from ..routes.health import ready_parts

@@ -14,13 +14,13 @@ from ....compiler.api import runs
 from ....compiler.api.compiles import MissExplanation
 from ....compiler.api.now import Now
 from ....compiler.api.usage import Overview, Period, SlowMiss
-from ....compiler.errors import NotFound
+from ....compiler.errors import NotFound, meanings
 from ...cache.runs import RECORD_BYTES, compare
 from ...storage.redis.keys import DEFAULT_NAMESPACE
-from ..http import live_pages
+from .. import live_pages
 from ..http.errors import documented
 from ..http.json_routes import JsonRouter
-from ..http.page_bodies import STATIC, TEMPLATES, for_browsers
+from ..http.page_bodies import STATIC, TEMPLATES, for_browsers, page_response, rendered
 from ..parts import GatewayParts, GatewayTenant
 from ..routes.parameters import CacheKey, Compiler, Gateway, LastEventId, Reader, ReaderTenant
 from . import views
@@ -137,6 +137,12 @@ async def miss(request: Request, key: CacheKey, tenant: ReaderTenant) -> MissExp
 async def llms() -> Response:
     text = (TEMPLATES / "llms.txt").read_bytes()
     return Response(text, 200, {"Cache-Control": "no-store"}, "text/plain; charset=utf-8")
+
+
+@router.get("/errors", include_in_schema=False)
+async def error_codes(request: Request) -> Response:
+    """All error codes, for everyone: clients' warnings lead here."""
+    return page_response(rendered("errors.html", request, title="Error codes", tiles=(), meanings=meanings()))
 
 
 @router.get("/static/{name}", include_in_schema=False)

@@ -75,6 +75,7 @@ def test_training_goes_on_with_one_warning(
     torch.testing.assert_close(x.grad, torch.sin(2 * x.detach()))
     told = [str(w.message) for w in caught if w.category is torchrelay.FallbackWarning]
     assert len(told) == 1 and told[0].startswith("torchrelay: compiled locally: ")
+    assert told[0].endswith(f" ({gateway.url}/errors#{kind.code})")
     assert torchrelay.report().fallbacks == {kind.code: 2}
 
 

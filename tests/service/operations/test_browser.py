@@ -188,6 +188,7 @@ def paths(gateway: Running, http: httpx2.Client) -> dict[str, str]:
         "kernels": "kernels",
         "administration": "administration",
         "docs": "docs",
+        "errors": "errors",
         "sign-in": "sign-in",
         "error": f"runs/{'0' * 16}",
     }

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from service_parts import ArtifactPool, RedisServer, StartGateway, client_of, graph, post
-from torchrelay.service.gateway.http import live_pages
+from torchrelay.service.gateway import live_pages
 from torchrelay.service.gateway.http.page_bodies import STATIC, TEMPLATES
 from torchrelay.service.gateway.pages import views
 from torchrelay.service.storage.redis.keys import Keys

@@ -18,7 +18,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from service_parts import TOKEN, ArtifactPool, RedisServer, Running, StartGateway, compiled, graph, post
 from torchrelay.compiler.api import compiles
-from torchrelay.compiler.errors import SettingsError, Unavailable
+from torchrelay.compiler.errors import BY_CODE, NoWorker, SettingsError, Unavailable, meanings
 from torchrelay.service.base.settings import ServiceSettings
 from torchrelay.service.signing import keyring as signing_keyring
 from waiting import wait_until
@@ -136,6 +136,15 @@ def test_metrics_count_requests_by_route(gateway: Running, http: httpx2.Client) 
     assert 'route="(none)",status="404"' in text
     assert 'torchrelay_shared_compiles_total{namespace="*"} 1.0' in text
     assert "/any/path" not in text
+
+
+def test_everyone_reads_what_each_error_code_means(gateway: Running) -> None:
+    answer = gateway.http(None).get("/errors")
+    assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
+    assert re.findall('<section id="([a-z_]+)">', answer.text) == [each.code for each in meanings()]
+    assert set(BY_CODE.values()) == set(meanings())
+    assert all(meanings().values())
+    assert NoWorker.hint in answer.text
 
 
 def test_docs_are_served(http: httpx2.Client) -> None:

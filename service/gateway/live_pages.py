@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from fastapi import Request, Response
 
-from ..parts import GatewayParts
-from .event_stream import ReadEvents, ServerEvent
+from .http.event_stream import ReadEvents, ServerEvent
+from .parts import GatewayParts
 
 _LOOK_SECONDS = 2.0
 """How often a live page looks whether anything has changed."""
