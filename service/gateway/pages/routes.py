@@ -142,7 +142,9 @@ async def llms() -> Response:
 @router.get("/errors", include_in_schema=False)
 async def error_codes(request: Request) -> Response:
     """All error codes, for everyone: clients' warnings lead here."""
-    return page_response(rendered("errors.html", request, title="Error codes", tiles=(), meanings=meanings()))
+    return page_response(
+        rendered("reference/errors.html", request, title="Error codes", tiles=(), meanings=meanings())
+    )
 
 
 @router.get("/static/{name}", include_in_schema=False)

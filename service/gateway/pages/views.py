@@ -160,7 +160,13 @@ def described(request: Request, document: Mapping[str, Any]) -> str:
             groups.setdefault(operation["tags"][0], []).append((method, path, operation))
     about = [f"HTTP of torchrelay {document['info']['version']}"]
     return rendered(
-        "docs.html", request, title="HTTP API", about=about, tiles=(), document=document, groups=groups
+        "reference/docs.html",
+        request,
+        title="HTTP API",
+        about=about,
+        tiles=(),
+        document=document,
+        groups=groups,
     )
 
 
