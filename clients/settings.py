@@ -98,6 +98,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     """The CPU target of graphs on the CPU, by its name on the workers; '': this machine's own."""
     cache_dir: Path
     """This machine's artifacts and programs; default `$XDG_CACHE_HOME/torchrelay`."""
+    baked: Path | None = None
+    """A file of `torchrelay bake`: its artifacts are used before a service is asked, and need none."""
     tuning_lock: Path | None = None
     """A file of `torchrelay tune export`: graphs that tune use its winners."""
     tuning_lock_mode: LockMode = "strict"
@@ -405,6 +407,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "programs_check": _one_in,
     "target": _profile,
     "cache_dir": _path,
+    "baked": _path,
     "tuning_lock": _path,
     "tuning_lock_mode": _converted(LockMode, ", ".join(get_args(LockMode))),
     "deadline": _seconds,

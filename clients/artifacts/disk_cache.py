@@ -13,15 +13,19 @@ once and the call says None or False.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import stat
+import zipfile
+from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
+from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.process.own_files import own_folder, trim
-from ..atomic_file import locked, write_atomically
+from ..atomic_file import locked, write_atomically, write_whole
 
 _KEY = re.compile("[0-9a-f]{8,}")
 _TEMPORARY = ".tmp-"
@@ -137,11 +141,44 @@ class DiskCache:
         return True
 
     def _complain(self, error: OSError) -> None:
-        from ..reports.run_report import process_report
+        _complain_once(f"disk cache {self._root} cannot be used: {error}; going on without it", self._root)
 
-        process_report().complain_once(
-            f"disk cache {self._root} cannot be used: {error}; going on without it", about=str(self._root)
-        )
+
+class BakedFile:
+    """A file of `torchrelay bake`: a zip archive without compression, whose members are artifacts by key. It is trusted
+    as little as the cache is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = ForkSafeLock()
+
+    def get(self, key: str) -> bytes | None:
+        """The artifact's bytes, or None. A file that cannot be read is logged once, and has none."""
+        try:
+            with self._lock, zipfile.ZipFile(self.path) as archive:
+                member = archive.getinfo(_name(key))
+                if member.compress_type != zipfile.ZIP_STORED:
+                    raise zipfile.BadZipFile(f"{member.filename} is compressed")
+                return archive.read(member)
+        except KeyError:
+            return None
+        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            _complain_once(f"{self.path} cannot be used: {error}; going on without it", self.path)
+            return None
+
+    def write(self, artifacts: Mapping[str, bytes]) -> None:
+        """Replace what is there. The same artifacts make the same bytes. Raises OSError."""
+        data = io.BytesIO()
+        with zipfile.ZipFile(data, "w", zipfile.ZIP_STORED) as archive:
+            for key in sorted(artifacts):
+                archive.writestr(zipfile.ZipInfo(_name(key)), artifacts[key])
+        write_whole(self.path, data.getvalue())
+
+
+def _complain_once(text: str, path: Path) -> None:
+    from ..reports.run_report import process_report
+
+    process_report().complain_once(text, about=str(path))
 
 
 def _name(key: str) -> str:

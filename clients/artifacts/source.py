@@ -1,7 +1,8 @@
 """Stages 4 and 10 together, the client's side: what this process obtains by itself, from the nearest source; loads it.
 
-The sources in order: prefetched artifacts, this machine's disk, the gateway. In a job of several processes one process
-obtains the artifact for all (ranks/job_source.py). A graph that is yet to be compiled may run eagerly (background.py).
+The sources in order: prefetched artifacts, this machine's disk, a baked file, the gateway. In a job of several
+processes one process obtains the artifact for all (ranks/job_source.py). A graph that is yet to be compiled may run
+eagerly (background.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..reports.start_trace import About
 from ..reports.wait_line import WaitLines
 from ..settings import ClientSettings
 from . import load
-from .disk_cache import DiskCache
+from .disk_cache import BakedFile, DiskCache
 from .prefetch import Prefetch
 from .verification import VerifiedArtifact, Verifier
 
@@ -93,6 +94,7 @@ class LocalSource:
         self._prefetch = prefetch
         self._shows_waits = shows_waits
         self.disk = DiskCache(settings.cache_dir, settings.disk_cache_bytes)
+        self._baked = None if settings.baked is None else BakedFile(settings.baked)
         self.verifier = Verifier(settings, report, self.gateway)
 
     @functools.cached_property
@@ -109,7 +111,7 @@ class LocalSource:
 
     def at_hand(self, wanted: ArtifactRequest, use: Callable[[VerifiedArtifact], A]) -> A | None:
         """`use` of what needs no request. Raises GatewayUnreachable if there is no gateway to send one to."""
-        for source in (self._prefetched, self._stored):
+        for source in (self._prefetched, self._stored, self._from_file):
             try:
                 if (found := source(wanted)) is not None:
                     return use(found)
@@ -119,7 +121,14 @@ class LocalSource:
             ):  # the service has the same one: do not download it again
                 raise
             except _UNUSABLE:
+                if source == self._from_file and not self.settings.url:
+                    raise
                 self.disk.remove(wanted.key)  # damaged, or signed by a key since withdrawn: ask the service
+        if self._baked is not None and not self.settings.url:
+            raise errors.NotCached(
+                f"{self._baked.path} does not have graph {wanted.key[:12]}",
+                hint="Run this script with a service, and then `torchrelay bake` again",
+            )
         if not self.settings.url:
             raise errors.GatewayUnreachable("no gateway is configured")
         return None
@@ -137,6 +146,13 @@ class LocalSource:
             return None
         opened = self.verifier.answers(stored, wanted.key, wanted.captured.request, kept=True)
         return VerifiedArtifact(stored, opened, "disk_hit")
+
+    def _from_file(self, wanted: ArtifactRequest) -> VerifiedArtifact | None:
+        data = None if self._baked is None else self._baked.get(wanted.key)
+        if data is None:
+            return None
+        opened = self.verifier.answers(data, wanted.key, wanted.captured.request, kept=True)
+        return VerifiedArtifact(data, opened, "disk_hit")
 
     def submit(self, wanted: ArtifactRequest) -> SubmittedCompile:
         """Ask the gateway, in the caller's thread so that Ctrl-C ends the wait at once."""

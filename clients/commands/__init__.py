@@ -8,7 +8,7 @@ import typer
 
 from ...compiler import VERSION
 from . import capture, export, login, lower, open_page, run, start_service
-from .administration import audit, cache, keys, namespace, stats, token
+from .administration import audit, bake, cache, keys, namespace, stats, token
 from .diagnostics import config, doctor, explain, top
 from .jobs import train, tune
 
@@ -44,6 +44,7 @@ def application() -> typer.Typer:
     app.command("run", context_settings=ends)(run.run)
     app.command("capture")(capture.capture)
     app.command("lower")(lower.lower)
+    app.command("bake")(bake.bake)
     app.command("doctor")(doctor.doctor)
     app.command("stats")(stats.stats)
     app.command("top")(top.top)
