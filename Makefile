@@ -154,7 +154,9 @@ PYTHONS := 3.11 3.12 3.13 3.14
 dist: $(VENV)/.release  ## in dist/: sdist, a wheel made of it, and for each Python what its images hold (CycloneDX); then the images
 	rm -rf dist && $(BIN)/python -m build -q && $(BIN)/twine check --strict dist/*
 	for python in $(PYTHONS); do \
-	  $(BIN)/python deploy/sbom.py deploy/locks/server-$$python.txt > dist/images-$$python.cdx.json || exit 1; done
+	  server=deploy/locks/server-$$python.txt; torch=deploy/locks/torch-$$python.txt; \
+	  $(BIN)/python deploy/sbom.py $$server > dist/gateway-$$python.cdx.json && \
+	  $(BIN)/python deploy/sbom.py $$server $$torch > dist/worker-$$python.cdx.json || exit 1; done
 	@$(MAKE) --no-print-directory images
 
 # What `info` says shows whether an engine answers: the command alone is often there without one.
@@ -166,10 +168,13 @@ images:  ## each image for each Python, where docker, podman or buildah can buil
 	  $$build build -q -f deploy/Dockerfile --build-arg PYTHON=$$python --target $$target \
 	    -t torchrelay-$$target:$$version-py$$python . || exit 1; done; done
 
+# torch's apart, since workers may have another torch: it is pinned to go with the service's.
+LOCK := $(BIN)/uv pip compile -q --upgrade - --generate-hashes --python-platform x86_64-manylinux_2_28 --no-header \
+  --no-annotate --no-emit-index-url --no-emit-find-links --python-version
 locks: $(VENV)/.release  ## deploy/locks/ anew: what the images install, with hashes
-	for python in $(PYTHONS); do $(BIN)/python deploy/requirements.py server | $(BIN)/uv pip compile -q --upgrade - \
-	  --generate-hashes --python-version $$python --python-platform x86_64-manylinux_2_28 --no-header --no-annotate \
-	  --no-emit-index-url --no-emit-find-links -o deploy/locks/server-$$python.txt || exit 1; done
+	for python in $(PYTHONS); do server=deploy/locks/server-$$python.txt; torch=deploy/locks/torch-$$python.txt; \
+	  $(BIN)/python deploy/requirements.py server | $(LOCK) $$python -o $$server && \
+	  echo "$(TORCH)" | $(LOCK) $$python -c $$server -o $$torch || exit 1; done
 
 flow:  ## the stages in order, as their modules tell it
 	@$(PYTHON) docs/flow.py

@@ -1,6 +1,6 @@
-"""Print an image's bill of materials (CycloneDX JSON): what its lock file pins, and the pages' JavaScript.
+"""Print an image's bill of materials (CycloneDX JSON): what its lock files pin, and the pages' JavaScript.
 
-    python deploy/sbom.py deploy/locks/server-3.12.txt > dist/torchrelay-3.12.cdx.json
+    python deploy/sbom.py deploy/locks/server-3.12.txt deploy/locks/torch-3.12.txt > dist/worker-3.12.cdx.json
 
 Needs cyclonedx-bom.
 """
@@ -17,10 +17,12 @@ ROOT = Path(__file__).parent.parent
 VENDORED = ROOT / "service" / "gateway" / "pages" / "vendor" / "vendored.json"
 
 
-def bill(lock: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cyclonedx_py", "requirements", str(lock), "--output-reproducible"]
+def bill(locks: list[Path]) -> dict[str, Any]:
+    entries = [entry for lock in locks for entry in lock.read_text().replace("\\\n", " ").splitlines()]
+    pinned = "\n".join(dict.fromkeys(entries))  # torch's file and the service's both have what both need
+    command = [sys.executable, "-m", "cyclonedx_py", "requirements", "-", "--output-reproducible"]
     command += ["--pyproject", str(ROOT / "pyproject.toml"), "--spec-version", "1.6", "--of", "JSON"]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
+    made = subprocess.run(command, input=pinned, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(made.stdout)
     for file in json.loads(VENDORED.read_text()):
         reference = f"pkg:npm/{file['package'].replace('@', '%40')}@{file['version']}"
@@ -39,4 +41,4 @@ def bill(lock: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(bill(Path(sys.argv[1])), indent=2))
+    print(json.dumps(bill([Path(name) for name in sys.argv[1:]]), indent=2))

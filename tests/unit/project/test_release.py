@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,11 +60,40 @@ def test_locks_have_what_the_service_needs_with_hashes_and_name_no_index(lock: P
     assert "://" not in lock.read_text() and "--index" not in lock.read_text()
 
 
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_the_workers_torch_is_locked_too_and_goes_with_the_service(lock: Path) -> None:
+    of_service = {requirement.name: str(requirement) for requirement, _ in pinned(lock)}
+    path = lock.with_stem(lock.stem.replace("server", "torch"))
+    of_torch = {requirement.name: str(requirement) for requirement, hashes in pinned(path) if hashes}
+    assert len(of_torch) == len([*pinned(path)])
+    assert [
+        of_torch[name] for name in of_torch.keys() & of_service.keys() if of_torch[name] != of_service[name]
+    ] == []
+    (default,) = re.findall(r"^TORCH \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert of_torch["torch"] == default, "`make locks` makes them anew"
+    assert f"${{TORCH:-{default}}}" in (ROOT / "deploy" / "Dockerfile").read_text()
+    assert "://" not in path.read_text() and "--index" not in path.read_text()
+
+
 def test_the_images_install_from_the_locks() -> None:
     installs = re.findall(r"pip install (.+)", (ROOT / "deploy" / "Dockerfile").read_text())
-    locked = [each for each in installs if "--require-hashes -r deploy/locks/server-${PYTHON}.txt" in each]
-    assert len(locked) == 3
+    for kind, images in (("server", 3), ("torch", 2)):
+        locked = f"--require-hashes -r deploy/locks/{kind}-${{PYTHON}}.txt"
+        assert len([each for each in installs if locked in each]) == images
     assert not [each for each in installs if "[server]" in each]
+
+
+def test_making_images_says_where_nothing_can_build_them(tmp_path: Path) -> None:
+    """The docker command is often installed where no engine runs."""
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexit 1\n")
+    docker.chmod(0o755)
+    make = shutil.which("make")
+    assert make is not None
+    command, place = [make, "-s", "images"], {"PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "no docker, podman or buildah can build here: no image was made\n"
 
 
 def test_the_bill_of_materials_has_each_package_and_the_pages_javascript(tmp_path: Path) -> None:
@@ -71,12 +101,14 @@ def test_the_bill_of_materials_has_each_package_and_the_pages_javascript(tmp_pat
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    command = [sys.executable, "deploy/sbom.py", str(LOCKS[1])]
+    locks = [LOCKS[1], LOCKS[1].with_stem(LOCKS[1].stem.replace("server", "torch"))]
+    command = [sys.executable, "deploy/sbom.py", *map(str, locks)]
     text = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    names = {each["name"] for each in json.loads(text)["components"]}
-    assert {requirement.name for requirement, _ in pinned(LOCKS[1])} <= names
-    assert {"htmx.min.js", "dagre.min.js"} <= names
+    components = [each["name"] for each in json.loads(text)["components"]]
+    names = {requirement.name for lock in locks for requirement, _ in pinned(lock)}
+    assert sorted(each for each in components if each in names) == sorted(names)
+    assert {"htmx.min.js", "dagre.min.js"} <= set(components)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
