@@ -23,7 +23,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
-from ...compiler.process.fork_safe_lock import ForkSafeLock
 from ...compiler.process.own_files import own_folder, trim
 from ..atomic_file import locked, write_atomically, write_whole
 
@@ -150,19 +149,18 @@ class BakedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = ForkSafeLock()
 
     def get(self, key: str) -> bytes | None:
         """The artifact's bytes, or None. A file that cannot be read is logged once, and has none."""
         try:
-            with self._lock, zipfile.ZipFile(self.path) as archive:
+            with zipfile.ZipFile(self.path) as archive:
                 member = archive.getinfo(_name(key))
                 if member.compress_type != zipfile.ZIP_STORED:
                     raise zipfile.BadZipFile(f"{member.filename} is compressed")
                 return archive.read(member)
         except KeyError:
             return None
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        except (OSError, EOFError, zipfile.BadZipFile, RuntimeError) as error:
             _complain_once(f"{self.path} cannot be used: {error}; going on without it", self.path)
             return None
 

@@ -101,13 +101,8 @@ def _share(script: Path, graphs: list[LoweredGraph], sources: list[NodeSources])
     settings = load_settings()
     with GatewayClient(settings) as gateway:
         for graph, each in zip(graphs, sources, strict=True):
-            run = RunRecord(
-                program=script.name,
-                pid=os.getpid(),
-                ended=time.time(),
-                sources={graph.key: each},
-            )
-            gateway.record_run(run)
+            told, now = {graph.key: each}, time.time()
+            gateway.record_run(RunRecord(program=script.name, pid=os.getpid(), ended=now, sources=told))
             print(f"{settings.url}/artifacts/{graph.key}/graph", file=sys.stderr)
 
 

@@ -57,10 +57,7 @@ class CodeFlow:
             "code_challenge": _hashed(secret),
             "code_challenge_method": "S256",
         }
-        try:
-            endpoint = (await self._http.discovered(_Discovery)).authorization_endpoint
-        except ProviderHttp.ERRORS as error:
-            raise _unreachable(self.name, error) from None
+        endpoint = (await self._discovered()).authorization_endpoint
         return f"{endpoint}{'&' if urlsplit(endpoint).query else '?'}{urlencode(parameters)}"
 
     async def token(self, code: str, secret: str, callback: str) -> str:
@@ -72,16 +69,21 @@ class CodeFlow:
             "client_id": self._issuer.client_id,
             "code_verifier": secret,
         }
+        endpoint = (await self._discovered()).token_endpoint
         try:
-            endpoint = (await self._http.discovered(_Discovery)).token_endpoint
             found = await self._http.document(endpoint, _Tokens, form)
-        except httpx2.HTTPStatusError as error:
-            raise Unauthenticated(
-                f"the provider refuses the code: HTTP {error.response.status_code}", hint="Sign in again"
-            ) from None
         except ProviderHttp.ERRORS as error:
+            if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code < 500:
+                said = f"the provider refuses the code: HTTP {error.response.status_code}"
+                raise Unauthenticated(said, hint="Sign in again") from None
             raise _unreachable(self.name, error) from None
         return str(getattr(found, self._issuer.bearer))
+
+    async def _discovered(self) -> _Discovery:
+        try:
+            return await self._http.discovered(_Discovery)
+        except ProviderHttp.ERRORS as error:
+            raise _unreachable(self.name, error) from None
 
 
 def _hashed(text: str) -> str:

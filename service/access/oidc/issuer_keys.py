@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct
 
 from ....compiler.errors import Unauthenticated, Unavailable
-from .provider import ProviderHttp
+from .provider import SECONDS, ProviderHttp
 from .sign_in_file import Issuer
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,8 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         """The issuer's keys, in place of those known; if they cannot be had these stay, and the log says why."""
         try:
-            self._keys = await self._listed()
+            async with asyncio.timeout(SECONDS):
+                self._keys = await self._listed()
         except ProviderHttp.ERRORS as error:
             reason = str(error) or type(error).__name__
             log.warning("sign_in_keys_not_fetched", issuer=self._issuer.issuer, error=reason)

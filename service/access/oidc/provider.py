@@ -15,7 +15,8 @@ from msgspec import Struct
 from ....compiler import decoding
 from .sign_in_file import Issuer, is_loopback
 
-_SECONDS = 5.0
+SECONDS = 5.0
+"""For one document, and for all that a fetch of keys needs."""
 _DOCUMENT_BYTES = 256 << 10
 T = TypeVar("T", bound=Struct)
 
@@ -49,7 +50,7 @@ class ProviderHttp:
         loopback = is_loopback(urlsplit(self._issuer.issuer).hostname or "")
         body = bytearray()
         async with (
-            asyncio.timeout(_SECONDS),
+            asyncio.timeout(SECONDS),
             httpx2.AsyncClient(verify=self._certificates, headers=headers, trust_env=not loopback) as http,
             http.stream("GET" if form is None else "POST", url, data=form) as response,
         ):
